@@ -1,0 +1,19 @@
+// What every main() does around its work.
+#pragma once
+
+#include <functional>
+
+#include "attest/base/error.h"
+
+namespace bitwitness {
+
+// Runs `work` and returns its exit code; an exception becomes one line "NAME: error: ..." on stderr
+// and the exit code of its kind (Error), or 3 (out of memory, any other exception). Data that could
+// not be written to stdout turns a success into 3.
+int run_program(const char* name, const std::function<int()>& work);
+
+inline int to_int(ExitCode code) {
+  return static_cast<int>(code);
+}
+
+}  // namespace bitwitness
