@@ -1,0 +1,106 @@
+// The engine: a model on a backend, KV caches, and steps over rows of any mix of sequences. Prover
+// and verifier run the same steps; what they do with the committed rows differs, so an observer
+// gets them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attest/base/error.h"
+#include "kernels/backend.h"
+#include "kernels/layer.h"
+#include "kernels/model/model.h"
+#include "kernels/rope_tables.h"
+
+namespace bitwitness {
+
+// One token at one position of one sequence. With `emit`, the logits of the row are computed,
+// committed and sampled from.
+struct StepRow {
+  std::int32_t slot = 0;
+  std::int32_t position = 0;
+  std::int32_t token = 0;
+  bool emit = false;
+  SampleRequest sample;  // used with emit
+};
+
+// What a step commits to. Any callback may be empty; what it would need is then not computed.
+struct StepObserver {
+  // Leaf digests of `rows` (layer l: row h[l] for l in [0, L], key-value l in [0, L), logits with l
+  // = 0). rows.host_slot and rows.host_position say whose they are; digests[m] belongs to row m.
+  std::function<void(LeafType type, std::uint32_t layer, const RowMap& rows, const Digest* digests)>
+      on_leaves;
+  // The rows themselves, in host memory: first[M, first_width] and, for key-values, second (the
+  // values).
+  std::function<void(LeafType type, std::uint32_t layer, const RowMap& rows, const float* first,
+                     std::int64_t first_width, const float* second, std::int64_t second_width)>
+      on_values;
+  // Rows done so far in this call, and their number: for progress.
+  std::function<void(std::int64_t done, std::int64_t total)> on_progress;
+};
+
+// A value that may not be committed (ARITHMETIC.md section 9). Usage error: the model, not the
+// machine.
+class NonFiniteError : public Error {
+ public:
+  NonFiniteError(const std::string& op, std::int64_t layer, std::int32_t slot,
+                 std::int32_t position, std::int64_t element);
+  std::string op;
+  std::int64_t layer;  // num_layers for the head
+  std::int32_t slot;
+  std::int32_t position;
+  std::int64_t element;
+};
+
+struct EngineOptions {
+  std::int64_t slots = 1;       // sequences at a time
+  std::int64_t capacity = 0;    // positions per sequence, at most config.max_positions
+  std::int64_t max_rows = 512;  // rows computed together; longer steps are cut (bits do not change)
+};
+
+class Engine {
+ public:
+  // The model and the backend must outlive the engine. Throws usage errors for options out of range
+  // and infrastructure errors when memory does not suffice.
+  Engine(const Model& model, Backend& backend, const EngineOptions& options);
+
+  // Runs `rows` (of one slot: ascending consecutive positions, all earlier ones already run)
+  // through the model and returns the sampled token of each row with emit, in order. Token ids must
+  // be in the vocabulary and positions in [0, capacity), else a usage error.
+  std::vector<std::int32_t> step(std::span<const StepRow> rows, const StepObserver& observer);
+
+  const ModelConfig& config() const { return config_; }
+  Backend& backend() { return backend_; }
+  const EngineOptions& options() const { return options_; }
+
+ private:
+  void step_chunk(std::span<const StepRow> rows, const StepObserver& observer,
+                  std::vector<std::int32_t>& sampled);
+  void run_layers(const RowMap& rows, const StepObserver& observer, const OperatorProbe& probe);
+  void commit(LeafType type, std::uint32_t layer, const RowMap& rows, const float* first,
+              std::int64_t first_width, const float* second, std::int64_t second_width,
+              const StepObserver& observer);
+  [[noreturn]] void report_non_finite(const RowMap& rows);
+  LayerKv layer_kv(std::int64_t layer) const;
+  RowMap upload_rows(std::span<const StepRow> rows);
+
+  Backend& backend_;
+  EngineOptions options_;
+  ModelConfig config_;
+  PlacedWeights placed_;
+  LayerScratch scratch_;
+  Buffer cosines_, sines_;                       // [capacity, head_dim / 2]
+  Buffer keys_, values_;                         // [layers, slots, capacity, kv_width]
+  Buffer hidden_;                                // [max_rows, hidden]
+  Buffer emitted_hidden_;                        // [max_emit, hidden]
+  Buffer logits_;                                // [max_emit, vocab]
+  Buffer slot_, position_, token_, emit_index_;  // [max_rows] int32
+  std::vector<std::int32_t> host_slot_, host_position_, host_token_;
+  std::vector<Digest> digests_;
+  std::vector<float> host_first_, host_second_;
+};
+
+}  // namespace bitwitness

@@ -1,0 +1,160 @@
+#include "kernels/model/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include "attest/base/error.h"
+
+namespace bitwitness {
+namespace {
+
+// A file descriptor, closed at the end of its scope.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { ::close(fd_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+[[noreturn]] void fail(const std::filesystem::path& path, const char* what, int error) {
+  const std::string message =
+      path.string() + ": " + what + ": " + std::generic_category().message(error);
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case EACCES:
+    case EPERM:
+    case EISDIR:
+    case EINVAL:
+    case ENXIO:
+      throw usage_error(message);
+    default:
+      throw infrastructure_error(message);
+  }
+}
+
+// Opens a regular file for reading. O_NONBLOCK so that a named pipe is refused instead of waited
+// for.
+int open_regular(const std::filesystem::path& path, std::size_t* size) {
+  const std::string name = path.string();
+  if (name.find('\0') != std::string::npos) {
+    throw usage_error("file name with a zero byte in it: " + name.substr(0, name.find('\0')));
+  }
+  int fd = -1;
+  do {
+    fd = ::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) fail(path, "cannot open", errno);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) {
+    const int error = errno;
+    ::close(fd);
+    fail(path, "cannot stat", error);
+  }
+  if (!S_ISREG(status.st_mode)) {
+    ::close(fd);
+    throw usage_error(name + ": " +
+                      (S_ISDIR(status.st_mode) ? "is a directory" : "is not a regular file") +
+                      "; a file is needed here");
+  }
+  if (static_cast<std::uintmax_t>(status.st_size) > std::numeric_limits<std::size_t>::max() / 2) {
+    ::close(fd);
+    throw usage_error(name + ": too large to map");
+  }
+  *size = static_cast<std::size_t>(status.st_size);
+  return fd;
+}
+
+}  // namespace
+
+MappedFile MappedFile::open(const std::filesystem::path& path) {
+  std::size_t size = 0;
+  const Descriptor fd(open_regular(path, &size));
+  MappedFile file;
+  file.path_ = path;
+  if (size == 0) return file;
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  // MAP_FAILED is a C-style cast in the system's header: compare as an integer.
+  if (reinterpret_cast<std::intptr_t>(address) == -1) {
+    throw infrastructure_error(path.string() +
+                               ": cannot map: " + std::generic_category().message(errno));
+  }
+  file.data_ = static_cast<const std::byte*>(address);
+  file.size_ = size;
+  return file;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      path_(std::move(other.path_)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  if (this != &other) {
+    unmap();
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    path_ = std::move(other.path_);
+  }
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  unmap();
+}
+
+void MappedFile::unmap() noexcept {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  data_ = nullptr;
+  size_ = 0;
+}
+
+void prefetch_mapped(std::span<const std::byte> bytes) noexcept {
+  if (bytes.empty()) return;
+  const long page = ::sysconf(_SC_PAGESIZE);
+  if (page <= 0) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+  const std::uintptr_t skew = begin % static_cast<std::uintptr_t>(page);
+  auto* start = const_cast<std::byte*>(bytes.data()) - skew;
+  // Advice only: the pages arrive anyway when touched.
+  static_cast<void>(::madvise(start, bytes.size() + skew, MADV_WILLNEED));
+}
+
+std::string read_file_bounded(const std::filesystem::path& path, std::size_t max_bytes) {
+  std::size_t size = 0;
+  const Descriptor fd(open_regular(path, &size));
+  const auto too_large = [&] {
+    return usage_error(path.string() + ": larger than the " + std::to_string(max_bytes) +
+                       " bytes allowed for this kind of file");
+  };
+  if (size > max_bytes) throw too_large();
+  std::string text(size, '\0');
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t got = ::read(fd.get(), text.data() + done, size - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(path, "cannot read", errno);
+    if (got == 0) {
+      throw infrastructure_error(path.string() + ": became shorter while it was read");
+    }
+    done += static_cast<std::size_t>(got);
+  }
+  return text;
+}
+
+}  // namespace bitwitness

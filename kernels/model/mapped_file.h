@@ -1,0 +1,47 @@
+// Read-only access to files of the model directory: whole-file mappings for weights, bounded reads
+// for small files. Both follow symbolic links (model caches are made of them) and accept regular
+// files only.
+//
+// Errors: kUsage when the path is missing, a loop of links, a directory, not a regular file or not
+// readable; kInfrastructure when the system fails. Messages name the path.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace bitwitness {
+
+// A private read-only mapping of a whole file; empty files give an empty span. Pages are loaded
+// when touched. The file must not be truncated while mapped: the system then ends the process at
+// the next touch. Moving keeps every pointer into the mapping valid.
+class MappedFile {
+ public:
+  static MappedFile open(const std::filesystem::path& path);
+
+  MappedFile() = default;
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  void unmap() noexcept;
+
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::filesystem::path path_;
+};
+
+// Asks the system to start reading these mapped bytes. A hint: never fails, changes no value.
+void prefetch_mapped(std::span<const std::byte> bytes) noexcept;
+
+// The whole file as bytes; a file longer than max_bytes is refused before memory is taken (kUsage).
+std::string read_file_bounded(const std::filesystem::path& path, std::size_t max_bytes);
+
+}  // namespace bitwitness

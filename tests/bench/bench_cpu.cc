@@ -1,0 +1,253 @@
+// How far the CPU backends are from the machine: prefill products as a share of the measured FMA peak,
+// decode products as a share of the measured memory read bandwidth. Everything is measured in one run, the
+// machine's limits again beside each product, so that ratios hold on a machine that is not quiet.
+//
+//   bench_cpu [--threads N] [--repeat N] [--format text|json]
+#include <immintrin.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace bitwitness {
+namespace {
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Best time of `repeat` calls.
+template <class Body>
+double best_seconds(int repeat, const Body& body) {
+  double best = 1e30;
+  for (int i = 0; i < repeat; ++i) {
+    const double start = seconds_now();
+    body();
+    best = std::min(best, seconds_now() - start);
+  }
+  return best;
+}
+
+volatile float g_sink;
+
+// ---- The machine's limits --------------------------------------------------------------------------------
+
+constexpr std::int64_t kPeakSteps = 2000000;
+
+#define BW_TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+
+// 12 independent chains of multiply-adds; returns how many were done.
+__attribute__((target("avx2,fma"))) double fma_peak_avx2() {
+  const __m256 w = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
+#define X(i) __m256 a##i = _mm256_set1_ps(1.0f + static_cast<float>(i));
+  BW_TWELVE(X)
+#undef X
+  for (std::int64_t s = 0; s < kPeakSteps; ++s) {
+#define X(i) a##i = _mm256_fmadd_ps(a##i, w, b);
+    BW_TWELVE(X)
+#undef X
+  }
+  __m256 sum = _mm256_setzero_ps();
+#define X(i) sum = _mm256_add_ps(sum, a##i);
+  BW_TWELVE(X)
+#undef X
+  g_sink = _mm256_cvtss_f32(sum);
+  return 12.0 * 8.0 * static_cast<double>(kPeakSteps);
+}
+
+__attribute__((target("avx512f"))) double fma_peak_avx512() {
+  const __m512 w = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
+#define X(i) __m512 a##i = _mm512_set1_ps(1.0f + static_cast<float>(i));
+  BW_TWELVE(X)
+#undef X
+  for (std::int64_t s = 0; s < kPeakSteps; ++s) {
+#define X(i) a##i = _mm512_fmadd_ps(a##i, w, b);
+    BW_TWELVE(X)
+#undef X
+  }
+  __m512 sum = _mm512_setzero_ps();
+#define X(i) sum = _mm512_add_ps(sum, a##i);
+  BW_TWELVE(X)
+#undef X
+  g_sink = _mm512_cvtss_f32(sum);
+  return 12.0 * 16.0 * static_cast<double>(kPeakSteps);
+}
+
+// Multiply-adds per second of all threads.
+double fma_peak(ThreadPool& pool, std::string_view isa, int repeat) {
+  std::vector<double> done(static_cast<std::size_t>(pool.threads()));
+  const double seconds = best_seconds(repeat, [&] {
+    pool.parallel_for(pool.threads(), 1, [&](std::int64_t, std::int64_t, int thread) {
+      done[static_cast<std::size_t>(thread)] =
+          isa == "avx512" ? fma_peak_avx512() : fma_peak_avx2();
+    });
+  });
+  double total = 0;
+  for (const double d : done) total += d;
+  return total / seconds;
+}
+
+__attribute__((target("avx2"))) void read_all(const std::byte* p, std::int64_t bytes) {
+  __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+  for (std::int64_t i = 0; i + 128 <= bytes; i += 128) {
+    const auto* v = reinterpret_cast<const __m256i_u*>(p + i);
+    a = _mm256_xor_si256(a, _mm256_loadu_si256(v));
+    b = _mm256_xor_si256(b, _mm256_loadu_si256(v + 1));
+    c = _mm256_xor_si256(c, _mm256_loadu_si256(v + 2));
+    d = _mm256_xor_si256(d, _mm256_loadu_si256(v + 3));
+  }
+  const __m256i all = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
+  g_sink = static_cast<float>(_mm256_extract_epi32(all, 0));
+}
+
+// Bytes per second that all threads read from memory far larger than the caches.
+double read_bandwidth(ThreadPool& pool, const std::vector<std::byte>& memory, int repeat) {
+  const std::int64_t lines = static_cast<std::int64_t>(memory.size()) / 4096;
+  const double seconds = best_seconds(repeat, [&] {
+    pool.parallel_for(lines, 1, [&](std::int64_t begin, std::int64_t end, int) {
+      read_all(memory.data() + begin * 4096, (end - begin) * 4096);
+    });
+  });
+  return static_cast<double>(lines * 4096) / seconds;
+}
+
+// ---- Products --------------------------------------------------------------------------------------------
+
+struct Result {
+  std::string isa;
+  std::string dtype;
+  std::string limit;  // "fma" or "read"
+  std::int64_t M = 0, N = 0, K = 0;
+  double seconds = 0;
+  double rate = 0;       // multiply-adds or bytes per second
+  double limit_rate = 0;
+};
+
+struct Shape {
+  std::int64_t N, K;
+};
+
+int main_of(int argc, char** argv) {
+  int threads = static_cast<int>(std::thread::hardware_concurrency());
+  int repeat = 5;
+  bool json = false;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string_view flag = argv[i], value = argv[i + 1];
+    if (flag == "--threads") {
+      threads = std::atoi(argv[i + 1]);
+    } else if (flag == "--repeat") {
+      repeat = std::atoi(argv[i + 1]);
+    } else if (flag == "--format" && (value == "text" || value == "json")) {
+      json = value == "json";
+    } else {
+      std::fprintf(stderr, "usage: bench_cpu [--threads N] [--repeat N] [--format text|json]\n");
+      return 2;
+    }
+  }
+  if (argc % 2 == 0 || threads < 1 || repeat < 1) {
+    std::fprintf(stderr, "usage: bench_cpu [--threads N] [--repeat N] [--format text|json]\n");
+    return 2;
+  }
+
+  // One layer of a Llama-3-8B shape, and its weights: 436 MB of 16-bit ones.
+  const Shape shapes[] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
+  constexpr std::int64_t kPrefillRows = 512;
+  ThreadPool pool(threads, [](int) {});
+  std::vector<std::byte> weights(std::size_t{28672} * 4096 * 2);
+  std::uint64_t state = 1;
+  for (std::size_t i = 0; i < weights.size(); i += 2) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    // bf16 and fp16 values of magnitude below 2 alike: sign, low exponents, any fraction.
+    const std::uint32_t h = static_cast<std::uint32_t>(state >> 40) & 0xbfffu;
+    weights[i] = static_cast<std::byte>(h & 0xff);
+    weights[i + 1] = static_cast<std::byte>(h >> 8);
+  }
+  // In bf16 those are mostly tiny; make them ordinary: exponent 2^-8 to 2^-1.
+  for (std::size_t i = 1; i < weights.size(); i += 2) {
+    const unsigned high = static_cast<unsigned>(weights[i]);
+    weights[i] = static_cast<std::byte>((high & 0x83u) | 0x3cu);
+  }
+  std::vector<float> x(static_cast<std::size_t>(kPrefillRows * 14336));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 251) / 128.0f - 1.0f;
+  std::vector<float> y(static_cast<std::size_t>(kPrefillRows * 28672));
+
+  std::vector<Result> results;
+  for (const std::string isa : {"avx2", "avx512"}) {
+    if (!cpu_supports(isa)) continue;
+    const std::unique_ptr<Backend> backend = make_cpu_backend(isa, threads);
+    const auto measure = [&](Dtype dtype, std::int64_t M, const Shape& shape) {
+      Result r;
+      r.isa = isa;
+      r.dtype = dtype_name(dtype);
+      r.M = M;
+      r.N = shape.N;
+      r.K = shape.K;
+      const Matrix W{dtype, shape.N, shape.K, weights.data()};
+      const bool prefill = M >= 64;
+      r.limit = prefill ? "fma" : "read";
+      r.seconds = 1e30;
+      for (int i = 0; i < repeat; ++i) {
+        r.limit_rate = std::max(r.limit_rate, prefill ? fma_peak(pool, isa, 2)
+                                                      : read_bandwidth(pool, weights, 2));
+        r.seconds = std::min(r.seconds, best_seconds(prefill ? 1 : 3, [&] {
+                               backend->matmul(y.data(), x.data(), W, M);
+                             }));
+      }
+      const double work = static_cast<double>(shape.N * shape.K);
+      r.rate = (prefill ? work * static_cast<double>(M)
+                        : work * static_cast<double>(dtype_bytes(dtype))) /
+               r.seconds;
+      results.push_back(r);
+    };
+    for (const Shape& shape : shapes) measure(Dtype::kBf16, kPrefillRows, shape);
+    measure(Dtype::kFp16, kPrefillRows, shapes[1]);
+    for (const Shape& shape : shapes) measure(Dtype::kBf16, 1, shape);
+    for (const std::int64_t M : {2, 4, 8}) measure(Dtype::kBf16, M, shapes[2]);
+    measure(Dtype::kFp16, 1, shapes[2]);
+    measure(Dtype::kFp32, 1, Shape{14336, 4096});
+  }
+
+  const std::string device = make_backend("ref")->device();
+  if (json) {
+    std::printf("{\"device\": \"%s\", \"threads\": %d, \"results\": [", device.c_str(), threads);
+  } else {
+    std::printf("%s, %d thread(s), best of %d\n", device.c_str(), threads, repeat);
+    std::printf("%-7s %-5s %5s %6s %6s %10s %10s %10s %6s\n", "isa", "type", "M", "N", "K", "ms",
+                "rate G/s", "limit G/s", "share");
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const Result& r = results[i];
+    const double share = r.rate / r.limit_rate;
+    if (json) {
+      std::printf(
+          "%s\n  {\"isa\": \"%s\", \"dtype\": \"%s\", \"M\": %lld, \"N\": %lld, \"K\": %lld, "
+          "\"seconds\": %.6g, \"limit\": \"%s\", \"rate\": %.6g, \"limit_rate\": %.6g, \"share\": %.4f}",
+          i == 0 ? "" : ",", r.isa.c_str(), r.dtype.c_str(), static_cast<long long>(r.M),
+          static_cast<long long>(r.N), static_cast<long long>(r.K), r.seconds, r.limit.c_str(), r.rate,
+          r.limit_rate, share);
+    } else {
+      std::printf("%-7s %-5s %5lld %6lld %6lld %10.3f %10.2f %10.2f %6.3f  of %s\n", r.isa.c_str(),
+                  r.dtype.c_str(), static_cast<long long>(r.M), static_cast<long long>(r.N),
+                  static_cast<long long>(r.K), r.seconds * 1e3, r.rate * 1e-9, r.limit_rate * 1e-9,
+                  share, r.limit == "fma" ? "the FMA peak" : "read bandwidth");
+    }
+  }
+  if (json) std::printf("\n]}\n");
+  return 0;
+}
+
+}  // namespace
+}  // namespace bitwitness
+
+int main(int argc, char** argv) { return bitwitness::main_of(argc, argv); }

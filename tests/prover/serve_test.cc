@@ -1,0 +1,1008 @@
+// The live exchange (proto/PROTOCOL.md): a server with a real model and the real client, and the
+// client against provers that misbehave.
+#include "prover/serve.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "attest/base/error.h"
+#include "attest/base/file.h"
+#include "attest/log.h"
+#include "proto/audit.grpc.pb.h"
+#include "prover/record_store.h"
+#include "verifier/client.h"
+
+namespace bitwitness {
+namespace {
+
+namespace fs = std::filesystem;
+namespace wire = bitwitness::v1;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using testing::HasSubstr;
+
+const std::string kModelDir = BW_TEST_DATA_DIR "/models/tiny-qwen3";
+
+const ServedModel& model() {
+  static const ServedModel served = ServedModel::load(kModelDir);
+  return served;
+}
+
+Backend& backend() {
+  static const std::unique_ptr<Backend> made = make_backend("cpu", 1);
+  return *made;
+}
+
+// The same bits, `delay` later per step: a request that lasts, on any machine.
+class SlowBackend final : public Backend {
+ public:
+  explicit SlowBackend(milliseconds delay) : delay_(delay) {}
+
+  std::string name() const override { return backend().name(); }
+  std::string device() const override { return backend().device(); }
+  Buffer allocate(std::size_t bytes) override { return backend().allocate(bytes); }
+  void release(void* data) noexcept override { backend().release(data); }
+  void to_device(void* destination, const void* host, std::size_t bytes) override {
+    backend().to_device(destination, host, bytes);
+  }
+  void to_host(void* host, const void* source, std::size_t bytes) override {
+    backend().to_host(host, source, bytes);
+  }
+  void synchronize() override { backend().synchronize(); }
+  const std::byte* place(const std::byte* host, std::size_t bytes,
+                         std::vector<Buffer>& owned) override {
+    return backend().place(host, bytes, owned);
+  }
+  void embed(float* out, const Matrix& embedding, const std::int32_t* tokens,
+             std::int64_t M) override {
+    std::this_thread::sleep_for(delay_);
+    ++steps;
+    backend().embed(out, embedding, tokens, M);
+  }
+  void rms_norm(float* out, const float* x, const Vector& weight, float eps,
+                std::int64_t M) override {
+    backend().rms_norm(out, x, weight, eps, M);
+  }
+  void matmul(float* y, const float* x, const Matrix& W, std::int64_t M) override {
+    backend().matmul(y, x, W, M);
+  }
+  void rope(float* x, std::int64_t heads, std::int64_t head_dim, const float* cosines,
+            const float* sines, const RowMap& rows) override {
+    backend().rope(x, heads, head_dim, cosines, sines, rows);
+  }
+  void store_kv(const LayerKv& cache, const float* k, const float* v, const RowMap& rows) override {
+    backend().store_kv(cache, k, v, rows);
+  }
+  void attention(float* out, const float* q, const LayerKv& cache, std::int64_t heads,
+                 std::int64_t kv_heads, std::int64_t head_dim, const RowMap& rows) override {
+    backend().attention(out, q, cache, heads, kv_heads, head_dim, rows);
+  }
+  void swiglu(float* out, const float* gate, const float* up, std::int64_t count) override {
+    backend().swiglu(out, gate, up, count);
+  }
+  void add(float* x, const float* y, std::int64_t count) override { backend().add(x, y, count); }
+  void gather_rows(float* out, const float* x, std::int64_t width, const std::int32_t* index,
+                   std::int64_t count) override {
+    backend().gather_rows(out, x, width, index, count);
+  }
+  void hash_rows(Digest* host_out, LeafType type, std::uint32_t layer, const float* first,
+                 std::size_t first_bytes, const float* second, std::size_t second_bytes,
+                 const RowMap& rows) override {
+    backend().hash_rows(host_out, type, layer, first, first_bytes, second, second_bytes, rows);
+  }
+  NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) override {
+    return backend().find_non_finite(x, width, M);
+  }
+  void sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
+              std::span<const SampleRequest> requests) override {
+    backend().sample(host_out, logits, vocab, requests);
+  }
+
+  std::atomic<int> steps{0};
+
+ private:
+  milliseconds delay_;
+};
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (fs::temp_directory_path() / "bw-serve-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~TempDir() { fs::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return (fs::path(path_) / name).string(); }
+
+ private:
+  std::string path_;
+};
+
+ServeOptions local_options() {
+  ServeOptions options;
+  options.listen = "127.0.0.1:0";
+  return options;
+}
+
+// A running server.
+struct Running {
+  explicit Running(ServeOptions options = local_options(), Backend& on = backend())
+      : server(model(), on, std::move(options)) {
+    server.start();
+  }
+  std::string address() const { return server.address(); }
+  Server server;
+};
+
+std::unique_ptr<wire::Audit::Stub> stub_for(const std::string& address) {
+  return wire::Audit::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+}
+
+Bytes nonce_of(std::uint8_t fill) {
+  return Bytes(32, fill);
+}
+
+RemoteRequest text_request(const std::string& prompt, std::uint64_t max_tokens) {
+  RemoteRequest request;
+  request.prompt = prompt;
+  request.max_tokens = max_tokens;
+  request.nonce = nonce_of(7);
+  return request;
+}
+
+// What the same request gives without any server.
+Generation run_alone(const RemoteRequest& request) {
+  GenerationRequest local;
+  local.prompt_ids =
+      request.prompt_ids ? *request.prompt_ids : encode_prompt(model(), *request.prompt);
+  local.max_tokens = request.max_tokens;
+  local.sampling.temperature = request.temperature;
+  local.sampling.top_k = request.top_k;
+  local.sampling.top_p = request.top_p;
+  local.seed = request.nonce;
+  local.seed_provenance = request.nonce.empty() ? SeedProvenance::kNone : SeedProvenance::kNonce;
+  local.stop_ids = default_stop_ids(model());
+  return std::move(generate(model(), backend(), {&local, 1}, {}).front());
+}
+
+// Runs `work`, which must throw an Error of `kind` whose message has `text` in it.
+void expect_error(ErrorKind kind, const std::string& text, const std::function<void()>& work) {
+  try {
+    work();
+    ADD_FAILURE() << "no error where one with '" << text << "' was expected";
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(kind)) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(text));
+  }
+}
+
+// ---- The real server.
+
+TEST(Serve, GenerateThenGetRecord) {
+  const Running running;
+  RemoteRequest request = text_request("To be, or not to be", 12);
+  std::string streamed;
+  std::vector<std::uint32_t> tokens;
+  const RemoteGeneration remote = generate_remote(running.address(), request, seconds(60), {},
+                                                  [&](std::uint32_t token, std::string_view text) {
+                                                    tokens.push_back(token);
+                                                    streamed += text;
+                                                  });
+  const Generation alone = run_alone(request);
+  EXPECT_EQ(remote.fetched.parsed.claim, alone.claim);
+  EXPECT_EQ(tokens, alone.claim.emitted_ids);
+  EXPECT_EQ(streamed, alone.text);
+  EXPECT_EQ(remote.text, alone.text);
+  EXPECT_EQ(remote.fetched.parsed.evidence.level, EvidenceLevel::kLeaves);
+  EXPECT_EQ(remote.fetched.parsed.manifest, model().manifest);
+  EXPECT_FALSE(remote.fetched.receipt.has_value());
+
+  // Again by its id alone, in upper case as people paste it.
+  std::string id = remote.fetched.parsed.digest().hex();
+  for (char& c : id) c = static_cast<char>(std::toupper(c));
+  const FetchedRecord again = fetch_record(running.address(), id);
+  EXPECT_EQ(again.record, remote.fetched.record);
+}
+
+TEST(Serve, EveryKindOfRequest) {
+  const Running running;
+  RemoteRequest ids;
+  ids.prompt_ids = {5, 17, 300, 42};
+  ids.max_tokens = 4;
+  const RemoteGeneration greedy = generate_remote(running.address(), ids, seconds(60));
+  EXPECT_EQ(greedy.fetched.parsed.claim, run_alone(ids).claim);
+  EXPECT_EQ(greedy.fetched.parsed.claim.seed_provenance, SeedProvenance::kNone);
+
+  RemoteRequest sampled = text_request("ROMEO:", 8);
+  sampled.temperature = 0.8F;
+  sampled.top_k = 50;
+  sampled.top_p = 0.9F;
+  sampled.nonce = Bytes(64, 0xa5);
+  EXPECT_EQ(generate_remote(running.address(), sampled, seconds(60)).fetched.parsed.claim,
+            run_alone(sampled).claim);
+
+  // Without a nonce the prover draws the seed, and the claim says so.
+  sampled.nonce.clear();
+  const Claim own = generate_remote(running.address(), sampled, seconds(60)).fetched.parsed.claim;
+  EXPECT_EQ(own.seed_provenance, SeedProvenance::kProver);
+  EXPECT_EQ(own.seed.size(), 32U);
+
+  for (const EvidenceLevel level : {EvidenceLevel::kNone, EvidenceLevel::kRoots,
+                                    EvidenceLevel::kLeaves, EvidenceLevel::kRows}) {
+    RemoteRequest request = text_request("JULIET:", 3);
+    request.evidence = level;
+    const RemoteGeneration remote = generate_remote(running.address(), request, seconds(60));
+    EXPECT_EQ(remote.fetched.parsed.evidence.level, level);
+  }
+}
+
+TEST(Serve, GetInfoTellsModelAndLimits) {
+  const Running running;
+  grpc::ClientContext context;
+  wire::GetInfoResponse info;
+  const grpc::Status status = stub_for(running.address())->GetInfo(&context, {}, &info);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(info.model(), "tiny-qwen3");
+  EXPECT_EQ(info.manifest_digest(), model().manifest.digest().hex());
+  EXPECT_EQ(info.arithmetic(), "fma32");
+  EXPECT_EQ(info.context_tokens(), 1024U);
+  EXPECT_EQ(info.vocabulary(), 2048U);
+  EXPECT_TRUE(info.has_tokenizer());
+  EXPECT_EQ(info.max_tokens(), 4096U);
+  EXPECT_EQ(info.evidence(), wire::EVIDENCE_LEVEL_LEAVES);
+  EXPECT_EQ(info.log_key(), "");
+}
+
+TEST(Serve, ConcurrentRequestsGiveTheClaimsOfEachAlone) {
+  std::vector<RemoteRequest> requests;
+  for (std::size_t i = 0; i < 11; ++i) {
+    RemoteRequest request = text_request(std::string(1 + 9 * i, 'a') + " king", 3 + i);
+    request.nonce = nonce_of(static_cast<std::uint8_t>(i + 1));
+    if (i % 2 == 1) request.temperature = 1.0F;
+    if (i == 4) request.evidence = EvidenceLevel::kRows;
+    requests.push_back(request);
+  }
+  std::vector<Claim> alone;
+  for (const RemoteRequest& request : requests) alone.push_back(run_alone(request).claim);
+
+  ServeOptions options = local_options();
+  options.max_batch = 4;
+  const Running running(options);
+  std::vector<Claim> together(requests.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    threads.emplace_back([&, i] {
+      together[i] =
+          generate_remote(running.address(), requests[i], seconds(120)).fetched.parsed.claim;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_THAT(claim_differences(alone[i], together[i]), testing::IsEmpty()) << "request " << i;
+  }
+}
+
+TEST(Serve, UnknownAndIllFormedIds) {
+  const Running running;
+  expect_error(ErrorKind::kCannotJudge, "no record",
+               [&] { fetch_record(running.address(), std::string(64, '0')); });
+  for (const std::string id : {"", "12", "../../etc/passwd", "zz"}) {
+    expect_error(ErrorKind::kUsage, "64 hexadecimal digits",
+                 [&] { fetch_record(running.address(), id); });
+    // Past the client's own check.
+    grpc::ClientContext context;
+    wire::GetRecordRequest request;
+    request.set_record_id(id);
+    const auto stub = stub_for(running.address());
+    const auto reader = stub->GetRecord(&context, request);
+    wire::RecordChunk chunk;
+    EXPECT_FALSE(reader->Read(&chunk));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+}
+
+TEST(Serve, BadRequestsAreNamed) {
+  ServeOptions options = local_options();
+  options.max_tokens = 100;
+  options.max_record_bytes = 2 << 20;
+  const Running running(options);
+  const auto stub = stub_for(running.address());
+  const auto refused = [&](const char* message,
+                           const std::function<void(wire::GenerateRequest&)>& change) {
+    wire::GenerateRequest request;
+    request.set_text("Hello");
+    request.set_max_tokens(2);
+    change(request);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + seconds(30));
+    const auto reader = stub->Generate(&context, request);
+    wire::GenerateEvent event;
+    EXPECT_FALSE(reader->Read(&event)) << message;
+    const grpc::Status status = reader->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << message;
+    EXPECT_THAT(status.error_message(), HasSubstr(message));
+  };
+  refused("prompt is empty", [](auto& r) { r.set_text(""); });
+  refused("no prompt", [](auto& r) { r.clear_prompt(); });
+  refused("prompt is empty", [](auto& r) { r.mutable_token_ids(); });
+  refused("UTF-8", [](auto& r) { r.set_text("ab\xff"); });
+  refused("context", [](auto& r) { r.set_text(std::string(20'000, 'x') + " y"); });
+  refused("vocabulary", [](auto& r) { r.mutable_token_ids()->add_ids(2048); });
+  refused("max_tokens", [](auto& r) { r.set_max_tokens(0); });
+  refused("at most 100", [](auto& r) { r.set_max_tokens(101); });
+  refused("temperature", [](auto& r) { r.mutable_sampling()->set_temperature(-1.0F); });
+  refused("temperature", [](auto& r) { r.mutable_sampling()->set_temperature(-0.0F); });
+  refused("temperature", [](auto& r) {
+    r.mutable_sampling()->set_temperature(std::numeric_limits<float>::quiet_NaN());
+  });
+  refused("temperature", [](auto& r) {
+    r.mutable_sampling()->set_temperature(std::numeric_limits<float>::infinity());
+  });
+  refused("top_p", [](auto& r) {
+    r.mutable_sampling()->set_temperature(1.0F);
+    r.mutable_sampling()->set_top_p(0.0F);
+  });
+  refused("top_p", [](auto& r) {
+    r.mutable_sampling()->set_temperature(1.0F);
+    r.mutable_sampling()->set_top_p(1.5F);
+  });
+  refused("top_k", [](auto& r) { r.mutable_sampling()->set_top_k(4); });
+  refused("seed has 65 bytes", [](auto& r) { r.set_nonce(std::string(65, 'n')); });
+  refused("evidence", [](auto& r) { r.set_evidence(static_cast<wire::EvidenceLevel>(9)); });
+  refused("less evidence", [](auto& r) {
+    r.set_evidence(wire::EVIDENCE_LEVEL_ROWS);
+    r.set_max_tokens(100);
+    r.set_text(std::string(1000, 'x'));
+  });
+
+  // The same through the client: the user's own fault.
+  expect_error(ErrorKind::kUsage, "at most 100",
+               [&] { generate_remote(running.address(), text_request("x", 101), seconds(30)); });
+  expect_error(ErrorKind::kUsage, "nonce has 65 bytes", [&] {
+    RemoteRequest request = text_request("x", 1);
+    request.nonce = Bytes(65);
+    generate_remote(running.address(), request, seconds(30));
+  });
+  expect_error(ErrorKind::kUsage, "shorten the prompt", [&] {
+    generate_remote(running.address(), text_request(std::string(5 << 20, 'x'), 1), seconds(30));
+  });
+  // And none of it hurt the server.
+  EXPECT_NO_THROW(generate_remote(running.address(), text_request("x", 1), seconds(60)));
+}
+
+TEST(Serve, ListenAddresses) {
+  const auto refused = [](ErrorKind kind, const std::string& listen, const std::string& text) {
+    ServeOptions options;
+    options.listen = listen;
+    expect_error(kind, text, [&] {
+      Server server(model(), backend(), options);
+      server.start();
+    });
+  };
+  refused(ErrorKind::kUsage, "", "HOST:PORT");
+  refused(ErrorKind::kUsage, "127.0.0.1", "no port");
+  refused(ErrorKind::kUsage, "127.0.0.1:", "port must be");
+  refused(ErrorKind::kUsage, "127.0.0.1:65536", "port must be");
+  refused(ErrorKind::kUsage, "127.0.0.1:-1", "port must be");
+  refused(ErrorKind::kUsage, "127.0.0.1:7x", "port must be");
+  refused(ErrorKind::kUsage, "::1:7433", "no IP address");
+  refused(ErrorKind::kUsage, "example.org:7433", "no IP address");
+  refused(ErrorKind::kUsage, "0.0.0.0:7433", "loopback");
+  refused(ErrorKind::kUsage, "192.168.1.1:7433", "loopback");
+  refused(ErrorKind::kUsage, "[::]:7433", "loopback");
+
+  const Running first;
+  refused(ErrorKind::kInfrastructure, first.address(), "in use");
+  EXPECT_NO_THROW(generate_remote(first.address(), text_request("x", 1), seconds(60)));
+  EXPECT_EQ(first.server.port(), std::stoi(first.address().substr(first.address().rfind(':') + 1)));
+  // The port is free again afterwards.
+  ServeOptions options;
+  {
+    const Running second;
+    options.listen = second.address();
+  }
+  const Running third(options);
+  EXPECT_EQ(third.address(), options.listen);
+}
+
+TEST(Serve, OptionsThatContradictEachOther) {
+  ServeOptions options = local_options();
+  options.log_dir = "/nowhere";
+  expect_error(ErrorKind::kUsage, "go together", [&] { check_serve_options(options); });
+  options = local_options();
+  options.max_record_bytes = options.max_memory_bytes + 1;
+  expect_error(ErrorKind::kUsage, "--records", [&] { check_serve_options(options); });
+}
+
+TEST(Serve, RecordsOnDiskOutliveTheServer) {
+  const TempDir dir;
+  ServeOptions options = local_options();
+  options.records_dir = dir / "records";
+  std::string id;
+  Bytes bytes;
+  {
+    const Running running(options);
+    const RemoteGeneration remote =
+        generate_remote(running.address(), text_request("Enter HAMLET", 3), seconds(60));
+    id = remote.fetched.parsed.digest().hex();
+    bytes = remote.fetched.record;
+  }
+  const std::string path = dir / ("records/" + id + ".bwrec");
+  EXPECT_EQ(read_record(path).digest().hex(), id);
+
+  const Running running(options);
+  EXPECT_EQ(fetch_record(running.address(), id).record, bytes);
+
+  // What the disk did to it is for the client to see.
+  Bytes damaged = bytes;
+  damaged[damaged.size() / 2] ^= 1;
+  write_file_atomic(path, damaged);
+  expect_error(ErrorKind::kMalformed, id, [&] { fetch_record(running.address(), id); });
+  write_file_atomic(path, ByteView(bytes).first(bytes.size() - 1));
+  expect_error(ErrorKind::kMalformed, id, [&] { fetch_record(running.address(), id); });
+  write_file_atomic(path, ByteView());
+  expect_error(ErrorKind::kMalformed, "empty", [&] { fetch_record(running.address(), id); });
+}
+
+TEST(Serve, LoggedRecordsComeWithTheirReceipt) {
+  const TempDir dir;
+  const SigningKey key = SigningKey::generate("log.example");
+  const SigningKey operator_key = SigningKey::generate("operator.example");
+  init_log(dir / "log", key);
+  ServeOptions options = local_options();
+  options.log_dir = dir / "log";
+  options.log_key = key;
+  options.operator_key = operator_key;
+  const Running running(options);
+  std::vector<RemoteGeneration> made;
+  for (int i = 0; i < 3; ++i) {
+    made.push_back(generate_remote(running.address(), text_request("Exeunt", 2), seconds(60)));
+  }
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    const FetchedRecord& fetched = made[i].fetched;
+    ASSERT_TRUE(fetched.receipt.has_value());
+    const ReceiptResult result =
+        verify_receipt(*fetched.receipt, key.public_key(), fetched.parsed.digest());
+    EXPECT_EQ(result.verdict, ReceiptVerdict::kIncluded);
+    EXPECT_EQ(result.index, i);
+    ASSERT_TRUE(fetched.parsed.signature.has_value());
+    EXPECT_EQ(fetched.parsed.signature->key, operator_key.public_key());
+  }
+  EXPECT_EQ(LogReader(dir / "log", key.public_key()).size(), 3U);
+
+  // A log that breaks later: the operator learns why, the client only that it failed.
+  std::mutex mutex;
+  std::string told;
+  ServeOptions reporting = options;
+  reporting.on_error = [&](const std::string& message) {
+    const std::scoped_lock lock(mutex);
+    told = message;
+  };
+  const Running second(reporting);
+  fs::remove_all(dir / "log");
+  expect_error(ErrorKind::kInfrastructure, "its operator",
+               [&] { generate_remote(second.address(), text_request("Exeunt", 2), seconds(60)); });
+  const std::scoped_lock lock(mutex);
+  EXPECT_THAT(told, HasSubstr("log"));
+}
+
+TEST(Serve, CancelledAndExpiredRequestsLeaveTheServerFree) {
+  SlowBackend slow(milliseconds(20));
+  const Running running(local_options(), slow);
+  const auto stub = stub_for(running.address());
+  wire::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(40);
+  request.set_max_tokens(1000);  // 20 s
+  {
+    grpc::ClientContext context;
+    const auto reader = stub->Generate(&context, request);
+    wire::GenerateEvent event;
+    ASSERT_TRUE(reader->Read(&event));
+    context.TryCancel();
+    while (reader->Read(&event)) {
+    }
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  expect_error(ErrorKind::kInfrastructure, "was not done within 100 ms", [&] {
+    generate_remote(running.address(), text_request("KING RICHARD:", 1000), milliseconds(100));
+  });
+  // Neither is computed to its end: the device is free for the next one long before.
+  EXPECT_NO_THROW(generate_remote(running.address(), text_request("x", 1), seconds(60)));
+  EXPECT_LT(slow.steps, 500);
+}
+
+TEST(Serve, ShutdownWhileARequestRuns) {
+  for (const bool graceful : {false, true}) {
+    SlowBackend slow(milliseconds(20));
+    Running running(local_options(), slow);
+    const auto stub = stub_for(running.address());
+    grpc::ClientContext context;
+    wire::GenerateRequest request;
+    request.mutable_token_ids()->add_ids(40);
+    request.set_max_tokens(graceful ? 10 : 1000);
+    const auto reader = stub->Generate(&context, request);
+    wire::GenerateEvent event;
+    ASSERT_TRUE(reader->Read(&event));
+    std::thread stopper(
+        [&] { running.server.shutdown(graceful ? milliseconds(60'000) : milliseconds(0)); });
+    running.server.wait();
+    stopper.join();
+    while (reader->Read(&event)) {
+    }
+    const grpc::Status status = reader->Finish();
+    if (graceful) {
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      EXPECT_TRUE(event.has_result());
+    } else {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+      EXPECT_LT(slow.steps, 500);
+    }
+    expect_error(ErrorKind::kInfrastructure, "cannot be reached",
+                 [&] { generate_remote(running.address(), text_request("x", 1), seconds(10)); });
+    running.server.shutdown();  // again is harmless
+  }
+}
+
+TEST(Serve, AFullQueueRefuses) {
+  SlowBackend slow(milliseconds(20));
+  ServeOptions options = local_options();
+  options.max_queue = 1;
+  options.max_batch = 1;
+  const Running running(options, slow);
+  const auto stub = stub_for(running.address());
+  wire::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(40);
+  request.set_max_tokens(1000);
+  grpc::ClientContext contexts[3];
+  std::unique_ptr<grpc::ClientReader<wire::GenerateEvent>> readers[3];
+  wire::GenerateEvent event;
+  readers[0] = stub->Generate(&contexts[0], request);
+  ASSERT_TRUE(readers[0]->Read(&event));  // it is being computed
+  // Of the next two, whichever comes second finds the queue full and is answered at once.
+  readers[1] = stub->Generate(&contexts[1], request);
+  readers[2] = stub->Generate(&contexts[2], request);
+  std::atomic<int> refused{0};
+  std::vector<std::thread> threads;
+  for (const int i : {1, 2}) {
+    threads.emplace_back([&, i] {
+      wire::GenerateEvent ignored;
+      while (readers[i]->Read(&ignored)) {
+      }
+      const grpc::Status status = readers[i]->Finish();
+      if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED) {
+        EXPECT_THAT(status.error_message(), HasSubstr("queue is full"));
+        ++refused;
+        for (grpc::ClientContext& context : contexts) context.TryCancel();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  readers[0]->Finish();
+  EXPECT_EQ(refused, 1);
+}
+
+TEST(Serve, AClientThatStopsReadingIsDropped) {
+  ServeOptions options = local_options();
+  options.write_timeout = milliseconds(200);
+  options.evidence = EvidenceLevel::kRows;
+  options.max_calls = 1;
+  const Running running(options);
+  const RemoteGeneration made =
+      generate_remote(running.address(), text_request(std::string(500, 'x'), 20), seconds(60));
+  ASSERT_GT(made.fetched.record.size(), 1U << 20);  // far more than the stream's window
+  grpc::ChannelArguments small_window;
+  small_window.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  small_window.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65'536);
+  const auto stub = wire::Audit::NewStub(grpc::CreateCustomChannel(
+      running.address(), grpc::InsecureChannelCredentials(), small_window));
+  grpc::ClientContext context;
+  wire::GetRecordRequest request;
+  request.set_record_id(made.fetched.parsed.digest().hex());
+  const auto reader = stub->GetRecord(&context, request);
+  wire::RecordChunk chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  // The only call there may be is taken until the server gives up on this client.
+  expect_error(ErrorKind::kInfrastructure, "too many calls",
+               [&] { fetch_record(running.address(), request.record_id()); });
+  bool freed = false;
+  for (int i = 0; i < 200 && !freed; ++i) {
+    std::this_thread::sleep_for(milliseconds(50));
+    try {
+      freed = fetch_record(running.address(), request.record_id()).record == made.fetched.record;
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_TRUE(freed);
+  while (reader->Read(&chunk)) {
+  }
+  EXPECT_FALSE(reader->Finish().ok());
+}
+
+TEST(RecordStore, MemoryForgetsTheOldest) {
+  RecordStore store("", 100);
+  const auto id = [](std::uint8_t n) {
+    Digest digest;
+    digest.bytes[0] = n;
+    return digest;
+  };
+  store.put(id(1), Bytes(40, 1));
+  store.put_receipt(id(1), "receipt");
+  store.put(id(2), Bytes(40, 2));
+  std::optional<StoredRecord> held = store.get(id(1));
+  ASSERT_TRUE(held.has_value());
+  EXPECT_EQ(held->receipt(), "receipt");
+  store.put(id(3), Bytes(40, 3));
+  EXPECT_FALSE(store.get(id(1)).has_value());
+  EXPECT_TRUE(store.get(id(2)).has_value());
+  EXPECT_TRUE(store.get(id(3)).has_value());
+  store.put_receipt(id(1), "late");  // harmless
+  EXPECT_FALSE(store.get(id(1)).has_value());
+  // What was opened before stays readable.
+  Bytes out(39);
+  held->read(1, out);
+  EXPECT_EQ(out, Bytes(39, 1));
+  EXPECT_THROW(held->read(2, out), std::logic_error);
+  EXPECT_THROW(store.put(id(4), Bytes(101)), std::logic_error);
+  store.put(id(2), Bytes(60, 9));  // replaced, not counted twice
+  EXPECT_TRUE(store.get(id(3)).has_value());
+  EXPECT_EQ(store.get(id(2))->size_bytes(), 60U);
+}
+
+// ---- Provers that misbehave.
+
+class FakeProver final : public wire::Audit::Service {
+ public:
+  using RecordWriter = grpc::ServerWriter<wire::RecordChunk>;
+  using EventWriter = grpc::ServerWriter<wire::GenerateEvent>;
+
+  FakeProver() {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.SetMaxSendMessageSize(-1);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    address_ = "127.0.0.1:" + std::to_string(port);
+  }
+  ~FakeProver() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status GetRecord(grpc::ServerContext* context, const wire::GetRecordRequest*,
+                         RecordWriter* writer) override {
+    return current(get_record_)(*context, *writer);
+  }
+  grpc::Status Generate(grpc::ServerContext*, const wire::GenerateRequest*,
+                        EventWriter* writer) override {
+    return current(generate_)(*writer);
+  }
+
+  const std::string& address() const { return address_; }
+  void vanish() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  using GetRecordFn = std::function<grpc::Status(grpc::ServerContext&, RecordWriter&)>;
+  using GenerateFn = std::function<grpc::Status(EventWriter&)>;
+  void on_get_record(GetRecordFn behaviour) { set(get_record_, std::move(behaviour)); }
+  void on_generate(GenerateFn behaviour) { set(generate_, std::move(behaviour)); }
+
+ private:
+  // A handler that a client left may still be running when the next behaviour is set.
+  template <class Fn>
+  void set(Fn& slot, Fn behaviour) {
+    const std::scoped_lock lock(mutex_);
+    slot = std::move(behaviour);
+  }
+  template <class Fn>
+  Fn current(const Fn& slot) {
+    const std::scoped_lock lock(mutex_);
+    return slot;
+  }
+
+  std::mutex mutex_;
+  GetRecordFn get_record_;
+  GenerateFn generate_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+void send_header(FakeProver::RecordWriter& writer, std::uint64_t bytes,
+                 const std::string& receipt = "") {
+  wire::RecordChunk chunk;
+  chunk.mutable_header()->set_record_bytes(bytes);
+  chunk.mutable_header()->set_receipt(receipt);
+  writer.Write(chunk);
+}
+
+void send_data(FakeProver::RecordWriter& writer, ByteView data) {
+  wire::RecordChunk chunk;
+  chunk.set_data(data.data(), data.size());
+  writer.Write(chunk);
+}
+
+// An honest record of 'request', as a prover would store it.
+Record honest_record(const RemoteRequest& request) {
+  return make_record(model(), run_alone(request), EvidenceLevel::kRoots, run_provenance(backend()));
+}
+
+class HostileProver : public testing::Test {
+ protected:
+  void expect_fetch(
+      ErrorKind kind, const std::string& text,
+      std::function<grpc::Status(grpc::ServerContext&, FakeProver::RecordWriter&)> behaviour) {
+    prover.on_get_record(std::move(behaviour));
+    expect_error(kind, text, [&] { fetch_record(prover.address(), id, options); });
+  }
+  void expect_fetch(ErrorKind kind, const std::string& text,
+                    const std::function<void(FakeProver::RecordWriter&)>& behaviour) {
+    expect_fetch(kind, text, [behaviour](grpc::ServerContext&, FakeProver::RecordWriter& writer) {
+      behaviour(writer);
+      return grpc::Status::OK;
+    });
+  }
+
+  RemoteRequest request = text_request("Enter", 2);
+  Record record = honest_record(request);
+  Bytes bytes = record.serialize();
+  std::string id = record.digest().hex();
+  FetchOptions options{seconds(20), 1 << 20};
+  FakeProver prover;  // last: its handlers use what is above
+};
+
+TEST_F(HostileProver, AnHonestOneIsBelieved) {
+  prover.on_get_record([&](grpc::ServerContext&, FakeProver::RecordWriter& writer) {
+    send_header(writer, bytes.size(), "a receipt");
+    for (std::size_t at = 0; at < bytes.size(); at += 1000) {
+      send_data(writer,
+                ByteView(bytes).subspan(at, std::min<std::size_t>(1000, bytes.size() - at)));
+    }
+    return grpc::Status::OK;
+  });
+  const FetchedRecord fetched = fetch_record(prover.address(), id, options);
+  EXPECT_EQ(fetched.record, bytes);
+  EXPECT_EQ(fetched.receipt, "a receipt");
+}
+
+TEST_F(HostileProver, WrongStreamsAreMalformed) {
+  const auto malformed = [&](const std::string& text,
+                             const std::function<void(FakeProver::RecordWriter&)>& behaviour) {
+    expect_fetch(ErrorKind::kMalformed, text, behaviour);
+  };
+  malformed("nothing was sent", [](auto&) {});
+  malformed("header is missing", [&](auto& w) { send_data(w, bytes); });
+  malformed("header is missing", [](auto& w) { w.Write(wire::RecordChunk()); });
+  malformed("announced as empty", [](auto& w) { send_header(w, 0); });
+  malformed("where data belong", [&](auto& w) {
+    send_header(w, bytes.size());
+    send_header(w, bytes.size());
+  });
+  malformed("were announced", [&](auto& w) { send_header(w, bytes.size()); });
+  malformed("were announced", [&](auto& w) {
+    send_header(w, bytes.size());
+    send_data(w, ByteView(bytes).first(bytes.size() - 1));
+  });
+  malformed("more bytes than", [&](auto& w) {
+    send_header(w, bytes.size());
+    send_data(w, bytes);
+    send_data(w, ByteView(bytes).first(1));
+  });
+  malformed("more bytes than", [&](auto& w) {
+    send_header(w, bytes.size());
+    for (int i = 0; i < 10'000; ++i) send_data(w, bytes);
+  });
+  malformed("a chunk of 0 bytes", [&](auto& w) {
+    send_header(w, bytes.size());
+    send_data(w, ByteView());
+  });
+  malformed("a chunk of 262145 bytes", [&](auto& w) {
+    send_header(w, 500'000);
+    send_data(w, Bytes(262'145));
+  });
+  malformed("larger than max", [&](auto& w) {
+    send_header(w, 1'000'000);
+    send_data(w, Bytes(3 << 20));
+  });
+  malformed("receipt is too long",
+            [&](auto& w) { send_header(w, bytes.size(), std::string(1'200'001, 'r')); });
+}
+
+TEST_F(HostileProver, WrongRecordsAreMalformed) {
+  const auto send = [](Bytes what) {
+    return [what](FakeProver::RecordWriter& w) {
+      send_header(w, what.size());
+      send_data(w, what);
+    };
+  };
+  expect_fetch(ErrorKind::kMalformed, id, send(Bytes(5000, 0x42)));
+  Bytes flipped = bytes;
+  flipped[flipped.size() / 3] ^= 0x10;
+  expect_fetch(ErrorKind::kMalformed, id, send(flipped));
+  // A good record, but of another run.
+  const Record other = honest_record(text_request("Exit", 2));
+  expect_fetch(ErrorKind::kMalformed, "another record was sent", send(other.serialize()));
+}
+
+TEST_F(HostileProver, TooLargeIsNotJudged) {
+  expect_fetch(ErrorKind::kCannotJudge, "more than the 1048576",
+               [](auto& w) { send_header(w, (1 << 20) + 1); });
+  expect_fetch(ErrorKind::kCannotJudge, "more than the 1048576",
+               [](auto& w) { send_header(w, std::numeric_limits<std::uint64_t>::max()); });
+}
+
+TEST_F(HostileProver, StallsAndDripsEndAtTheDeadline) {
+  options.deadline = milliseconds(400);
+  const auto start = steady_clock::now();
+  const auto until_cancelled = [](grpc::ServerContext& context) {
+    while (!context.IsCancelled()) std::this_thread::sleep_for(milliseconds(5));
+    return grpc::Status::CANCELLED;
+  };
+  expect_fetch(ErrorKind::kInfrastructure, "was not done within 400 ms",
+               [&](grpc::ServerContext& context, FakeProver::RecordWriter&) {
+                 return until_cancelled(context);
+               });
+  expect_fetch(ErrorKind::kInfrastructure, "was not done within 400 ms",
+               [&](grpc::ServerContext& context, FakeProver::RecordWriter& writer) {
+                 send_header(writer, bytes.size());
+                 send_data(writer, ByteView(bytes).first(10));
+                 return until_cancelled(context);
+               });
+  expect_fetch(ErrorKind::kInfrastructure, "was not done within 400 ms",
+               [&](grpc::ServerContext& context, FakeProver::RecordWriter& writer) {
+                 send_header(writer, bytes.size());
+                 for (std::size_t i = 0; i < bytes.size() && !context.IsCancelled(); ++i) {
+                   send_data(writer, ByteView(bytes).subspan(i, 1));
+                   std::this_thread::sleep_for(milliseconds(2));
+                 }
+                 return grpc::Status::OK;
+               });
+  EXPECT_LT(steady_clock::now() - start, seconds(15));
+}
+
+TEST_F(HostileProver, StatusesBecomeKinds) {
+  using grpc::StatusCode;
+  const std::pair<StatusCode, ErrorKind> cases[] = {
+      {StatusCode::INVALID_ARGUMENT, ErrorKind::kCannotJudge},  // the id is good: a refusal
+      {StatusCode::NOT_FOUND, ErrorKind::kCannotJudge},
+      {StatusCode::FAILED_PRECONDITION, ErrorKind::kCannotJudge},
+      {StatusCode::PERMISSION_DENIED, ErrorKind::kCannotJudge},
+      {StatusCode::UNAUTHENTICATED, ErrorKind::kCannotJudge},
+      {StatusCode::OUT_OF_RANGE, ErrorKind::kCannotJudge},
+      {StatusCode::UNIMPLEMENTED, ErrorKind::kCannotJudge},
+      {StatusCode::INTERNAL, ErrorKind::kInfrastructure},
+      {StatusCode::UNKNOWN, ErrorKind::kInfrastructure},
+      {StatusCode::UNAVAILABLE, ErrorKind::kInfrastructure},
+      {StatusCode::RESOURCE_EXHAUSTED, ErrorKind::kInfrastructure},
+      {StatusCode::DATA_LOSS, ErrorKind::kInfrastructure},
+      {StatusCode::ABORTED, ErrorKind::kInfrastructure},
+      {StatusCode::CANCELLED, ErrorKind::kInfrastructure},
+  };
+  for (const auto& [code, kind] : cases) {
+    expect_fetch(kind, prover.address(),
+                 [&, status = code](grpc::ServerContext&, FakeProver::RecordWriter& writer) {
+                   // Even when everything has been sent: a failed call is no record.
+                   send_header(writer, bytes.size());
+                   send_data(writer, bytes);
+                   return grpc::Status(status, "go\naway\x1b[31m");
+                 });
+  }
+}
+
+TEST_F(HostileProver, VanishesOrIsNotThere) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool sent = false;
+  prover.on_get_record([&](grpc::ServerContext& context, FakeProver::RecordWriter& writer) {
+    send_header(writer, bytes.size());
+    {
+      const std::scoped_lock lock(mutex);
+      sent = true;
+      changed.notify_all();
+    }
+    while (!context.IsCancelled()) std::this_thread::sleep_for(milliseconds(5));
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone");
+  });
+  std::thread killer([&] {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return sent; });
+    lock.unlock();
+    prover.vanish();
+  });
+  expect_error(ErrorKind::kInfrastructure, prover.address(),
+               [&] { fetch_record(prover.address(), id, options); });
+  killer.join();
+  expect_error(ErrorKind::kInfrastructure, "cannot be reached",
+               [&] { fetch_record(prover.address(), id, options); });
+  expect_error(ErrorKind::kInfrastructure, "cannot be reached",
+               [&] { fetch_record("nowhere.invalid:7433", id, options); });
+  for (const char* address : {"", ":1", "localhost", "localhost:", "localhost:0", "localhost:99999",
+                              "unix:/tmp/x", "a/b:1", "::1:7433", "host name:1"}) {
+    expect_error(ErrorKind::kUsage, "HOST:PORT", [&] { fetch_record(address, id, options); });
+  }
+}
+
+TEST_F(HostileProver, GenerateStreamsAreChecked) {
+  prover.on_get_record([&](grpc::ServerContext&, FakeProver::RecordWriter& writer) {
+    send_header(writer, bytes.size());
+    send_data(writer, bytes);
+    return grpc::Status::OK;
+  });
+  const Generation alone = run_alone(request);
+  wire::GenerateEvent result;
+  result.mutable_result()->set_record_id(id);
+  result.mutable_result()->set_claim_digest(record.claim.digest().hex());
+  result.mutable_result()->set_trace_root(record.claim.trace_root.hex());
+  const auto token = [](std::uint32_t token_id, const std::string& text) {
+    wire::GenerateEvent event;
+    event.mutable_token()->set_id(token_id);
+    event.mutable_token()->set_text(text);
+    return event;
+  };
+  ASSERT_EQ(alone.claim.emitted_ids.size(), 2U);
+  const wire::GenerateEvent first = token(alone.claim.emitted_ids[0], alone.text);
+  const wire::GenerateEvent second = token(alone.claim.emitted_ids[1], "");
+
+  const auto run = [&](const std::vector<wire::GenerateEvent>& events) {
+    prover.on_generate([events](FakeProver::EventWriter& writer) {
+      for (const wire::GenerateEvent& event : events) writer.Write(event);
+      return grpc::Status::OK;
+    });
+    return generate_remote(prover.address(), request, seconds(20), options);
+  };
+  EXPECT_EQ(run({first, second, result}).fetched.record, bytes);
+
+  const auto malformed = [&](const std::string& text,
+                             const std::vector<wire::GenerateEvent>& events) {
+    expect_error(ErrorKind::kMalformed, text, [&] { run(events); });
+  };
+  malformed("without a result", {});
+  malformed("without a result", {first, second});
+  malformed("after the result", {first, second, result, result});
+  malformed("after the result", {first, result, second});
+  malformed("neither token nor result", {wire::GenerateEvent(), result});
+  malformed("more tokens", {first, second, second, result});
+  malformed("too much text", {token(1, std::string(70'000, 'x')), result});
+  malformed("tokens delivered", {first, result});
+  malformed("tokens delivered", {second, first, result});
+  malformed("text delivered",
+            {token(alone.claim.emitted_ids[0], alone.text + "!"), second, result});
+  wire::GenerateEvent wrong = result;
+  wrong.mutable_result()->set_claim_digest(std::string(64, '0'));
+  malformed("claim digest", {first, second, wrong});
+  wrong = result;
+  wrong.mutable_result()->set_trace_root(std::string(64, '0'));
+  malformed("trace root", {first, second, wrong});
+  wrong = result;
+  wrong.mutable_result()->set_record_id("../x");
+  malformed("record_id", {first, second, wrong});
+
+  // An honest record of a request with another nonce, limit or sampling is no answer to this one.
+  request.nonce = nonce_of(8);
+  malformed("nonce", {first, second, result});
+  request.nonce.clear();
+  malformed("nonce", {first, second, result});
+  request = text_request("Enter", 3);
+  malformed("max_tokens", {first, second, result});
+  request = text_request("Enter", 2);
+  request.temperature = 0.5F;
+  malformed("temperature", {first, second, result});
+  request = text_request("", 2);
+  request.prompt.reset();
+  request.prompt_ids = {1, 2};
+  malformed("prompt", {first, second, result});
+}
+
+}  // namespace
+}  // namespace bitwitness
