@@ -1,0 +1,179 @@
+// bw-verifier request: an auditor's own request to a prover, with a nonce of its own, and the
+// record that comes of it.
+#include <charconv>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "attest/base/error.h"
+#include "attest/base/file.h"
+#include "attest/base/hex.h"
+#include "attest/base/program.h"
+#include "attest/base/random.h"
+#include "verifier/client.h"
+#include "verifier/commands.h"
+
+namespace bitwitness {
+namespace {
+
+constexpr std::uint64_t kMaxPromptBytes = std::uint64_t{4} << 20;  // what a request can carry
+constexpr std::size_t kNonceBytes = 32;
+
+struct RequestFlags {
+  std::string prover;
+  std::string prompt, prompt_file, token_ids;
+  std::uint64_t max_tokens = 0;
+  double temperature = 0;
+  std::uint32_t top_k = 0;
+  double top_p = 1;
+  std::string nonce = "random";
+  std::string evidence;
+  std::string out;
+  unsigned deadline_s = 600;
+  std::string format = "text";
+};
+
+std::vector<std::uint32_t> parse_ids(const std::string& text) {
+  std::vector<std::uint32_t> ids;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (true) {
+    while (at != end && *at == ' ') ++at;
+    std::uint32_t id = 0;
+    const auto parsed = std::from_chars(at, end, id);
+    at = parsed.ptr;
+    while (at != end && *at == ' ') ++at;
+    if (parsed.ec != std::errc() || (at != end && *at != ',')) {
+      throw usage_error("--token-ids '" + text.substr(0, 80) +
+                        "': give decimal ids separated by commas, e.g. 1,2,3");
+    }
+    ids.push_back(id);
+    if (at == end) return ids;
+    ++at;
+  }
+}
+
+Bytes parse_nonce(const std::string& text) {
+  if (text == "random") return random_bytes(kNonceBytes);
+  std::optional<Bytes> nonce = from_hex_any_case(text);
+  if (!nonce || nonce->empty()) {
+    throw usage_error("--nonce '" + text.substr(0, 80) +
+                      "': give an even number of hexadecimal digits, or random");
+  }
+  return *nonce;
+}
+
+RemoteRequest request_from(const RequestFlags& flags) {
+  RemoteRequest request;
+  if (!flags.token_ids.empty()) {
+    request.prompt_ids = parse_ids(flags.token_ids);
+  } else if (!flags.prompt_file.empty()) {
+    request.prompt = std::string(as_text(
+        read_file(flags.prompt_file, {kMaxPromptBytes, ErrorKind::kUsage, ErrorKind::kUsage})));
+  } else {
+    request.prompt = flags.prompt;
+  }
+  request.max_tokens = flags.max_tokens;
+  request.temperature = static_cast<float>(flags.temperature);
+  if (flags.temperature != 0 && request.temperature == 0) {
+    throw usage_error("--temperature is too small for binary32; use 0 for greedy");
+  }
+  request.top_k = flags.top_k;
+  request.top_p = static_cast<float>(flags.top_p);
+  request.nonce = parse_nonce(flags.nonce);
+  if (!flags.evidence.empty()) {
+    for (const EvidenceLevel level : {EvidenceLevel::kNone, EvidenceLevel::kRoots,
+                                      EvidenceLevel::kLeaves, EvidenceLevel::kRows}) {
+      if (flags.evidence == evidence_level_name(level)) request.evidence = level;
+    }
+    if (!request.evidence) {
+      throw usage_error("--evidence: unknown level '" + flags.evidence +
+                        "'; use none, roots, leaves or rows");
+    }
+  }
+  return request;
+}
+
+int run(const RequestFlags& flags) {
+  const RemoteRequest request = request_from(flags);
+  const std::string receipt_path = flags.out + ".tlog-proof";
+  check_output_path(flags.out);
+  check_output_path(receipt_path);
+  const bool json = flags.format == "json";
+  const auto show = [&](std::uint32_t, std::string_view text) {
+    if (!json) std::cout << text << std::flush;
+  };
+  const RemoteGeneration generation =
+      generate_remote(flags.prover, request, std::chrono::seconds(flags.deadline_s), {}, show);
+  if (!json) std::cout << "\n";
+  const FetchedRecord& fetched = generation.fetched;
+  write_file_atomic(flags.out, fetched.record);
+  if (fetched.receipt) write_file_atomic(receipt_path, *fetched.receipt);
+
+  const Claim& claim = fetched.parsed.claim;
+  if (json) {
+    nlohmann::ordered_json out;
+    out["prompt_token_ids"] = claim.prompt_ids;
+    out["token_ids"] = claim.emitted_ids;
+    out["text"] = generation.text;
+    out["stop_reason"] = stop_reason_name(claim.stop_reason);
+    out["nonce"] = to_hex(request.nonce);
+    out["trace_root"] = claim.trace_root.hex();
+    out["claim_digest"] = claim.digest().hex();
+    out["manifest_digest"] = claim.manifest_digest.hex();
+    out["record_digest"] = fetched.parsed.digest().hex();
+    out["record"] = flags.out;
+    if (fetched.receipt) out["receipt"] = receipt_path;
+    std::cout << out.dump() << "\n";
+  } else {
+    std::cerr << "record       " << flags.out << "\n"
+              << "record id    " << fetched.parsed.digest().hex() << "\n"
+              << "trace root   " << claim.trace_root.hex() << "\n"
+              << "claim digest " << claim.digest().hex() << "\n";
+    if (fetched.receipt) std::cerr << "receipt      " << receipt_path << "\n";
+    std::cerr << "not judged yet: bw-verifier audit " << flags.out << " --model DIR\n";
+  }
+  return to_int(ExitCode::kOk);
+}
+
+}  // namespace
+
+void add_request_command(CLI::App& app, int& exit_code) {
+  auto flags = std::make_shared<RequestFlags>();
+  CLI::App* command =
+      app.add_subcommand("request", "Ask a prover to run something and fetch its record");
+  command->add_option("--prover", flags->prover, "HOST:PORT of bw-prover serve")->required();
+  auto* prompt = command->add_option_group("prompt", "What to run (exactly one)");
+  prompt->add_option("--prompt", flags->prompt, "Prompt text");
+  prompt->add_option("--prompt-file", flags->prompt_file, "File with the prompt text (UTF-8)");
+  prompt->add_option("--token-ids", flags->token_ids, "Prompt as token ids: 1,2,3");
+  prompt->require_option(1);
+  command->add_option("--max-tokens", flags->max_tokens, "Tokens to generate at most")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{UINT32_MAX}))
+      ->required();
+  command->add_option("--temperature", flags->temperature, "0 is greedy")->capture_default_str();
+  command->add_option("--top-k", flags->top_k, "Keep the k most likely tokens (0: all)")
+      ->capture_default_str();
+  command->add_option("--top-p", flags->top_p, "Keep the most likely tokens up to this probability")
+      ->capture_default_str();
+  command
+      ->add_option("--nonce", flags->nonce,
+                   "Seed of the sampling and salt of the text digest, as hex, or random")
+      ->capture_default_str();
+  command->add_option("--evidence", flags->evidence,
+                      "none, roots, leaves or rows (default: the prover's choice)");
+  command
+      ->add_option("--out", flags->out,
+                   "Record to write (.bwrec); a receipt goes to the same name with .tlog-proof")
+      ->required();
+  command->add_option("--deadline", flags->deadline_s, "Seconds to wait for the prover")
+      ->check(CLI::Range(1U, 86400U))
+      ->capture_default_str();
+  command->add_option("--format", flags->format, "text or json")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
+  command->callback([flags, &exit_code] { exit_code = run(*flags); });
+}
+
+}  // namespace bitwitness

@@ -1,0 +1,30 @@
+// bw-verifier: re-executes what a record claims and demands equal bits.
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "attest/base/program.h"
+#include "kernels/version.h"
+#include "verifier/commands.h"
+
+int main(int argc, char** argv) {
+  return bitwitness::run_program("bw-verifier", [&] {
+    int exit_code = 0;
+    CLI::App app("bw-verifier: re-executes what a record claims and demands equal bits");
+    app.set_version_flag("--version", bitwitness::version_text("bw-verifier", BITWITNESS_VERSION));
+    app.require_subcommand(1);
+    app.footer(
+        "Exit codes: 0 match, 1 mismatch, 2 usage, 3 network/disk/device, 4 cannot judge, 5 "
+        "malformed evidence. Zero evidence is never 0.");
+    bitwitness::add_audit_command(app, exit_code);
+#if BITWITNESS_WITH_GRPC
+    bitwitness::add_request_command(app, exit_code);
+#endif
+    bitwitness::add_selftest_command(app, exit_code);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      return app.exit(error) == 0 ? 0 : bitwitness::to_int(bitwitness::ExitCode::kUsage);
+    }
+    return exit_code;
+  });
+}

@@ -1,0 +1,117 @@
+#include "verifier/report.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace bitwitness {
+namespace {
+
+constexpr std::size_t kTextFindings = 12;  // what a person reads
+
+std::string count_text(std::uint64_t checked, std::uint64_t all) {
+  return std::to_string(checked) + " of " + std::to_string(all);
+}
+
+std::string bits_text(std::uint32_t bits) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%08x", bits);
+  return text;
+}
+
+}  // namespace
+
+AuditReport malformed_report(const std::string& why) {
+  AuditReport report;
+  report.verdict = Verdict::kMalformed;
+  report.findings.push_back(why);
+  return report;
+}
+
+std::string report_text(const AuditReport& report, const std::string& name) {
+  std::string out = std::string(verdict_name(report.verdict)) + "  " + name + "\n";
+  for (std::size_t i = 0; i < report.findings.size() && i < kTextFindings; ++i) {
+    out += "  " + report.findings[i] + "\n";
+  }
+  if (report.findings.size() > kTextFindings) {
+    out += "  and " + std::to_string(report.findings.size() - kTextFindings) +
+           " more (all of them with --format json)\n";
+  }
+  if (report.place) out += "  first difference: " + report.place->text() + "\n";
+  if (report.verdict == Verdict::kMalformed) return out;
+  out += "record       " + report.record_digest.hex() + "\n";
+  out += "claim        " + report.claim_digest.hex() + "\n";
+  out += "trace root   " + report.claimed_trace_root.hex() + " (claimed)\n";
+  if (report.computed_trace_root) {
+    out += "             " + report.computed_trace_root->hex() + " (re-executed)\n";
+  }
+  out += "made on      " +
+         (report.claimed_backend.empty() ? std::string("unknown") : report.claimed_backend) +
+         " (self-reported)\n";
+  out += "replayed on  " + report.backend + ", " + report.device + "\n";
+  out += "coverage     cells " + count_text(report.cells_checked, report.cells) + ", ends " +
+         count_text(report.ends_checked, report.ends) + ", tokens " +
+         count_text(report.tokens_checked, report.tokens) + "\n";
+  if (report.log_state == AuditReport::LogState::kIncluded) {
+    out += "log          entry " + std::to_string(report.log_index.value_or(0)) + " of " +
+           report.checkpoint->origin + ", checkpoint of size " +
+           std::to_string(report.checkpoint->size) + "\n";
+  } else {
+    out += "log          not checked (no --log-key)\n";
+  }
+  out += "signature    " +
+         (report.operator_key ? *report.operator_key : std::string("none by an operator")) + "\n";
+  for (const std::string& note : report.notes) out += "note         " + note + "\n";
+  return out;
+}
+
+std::string report_json(const AuditReport& report, const std::string& name) {
+  nlohmann::ordered_json json;
+  json["verdict"] = verdict_name(report.verdict);
+  json["exit_code"] = static_cast<int>(exit_code(report.verdict));
+  json["record"] = name;
+  json["findings"] = report.findings;
+  json["notes"] = report.notes;
+  if (report.place) {
+    nlohmann::ordered_json place;
+    place["text"] = report.place->text();
+    place["leaf"] = leaf_type_name(report.place->type);
+    place["leaf_layer"] = report.place->layer;
+    if (const auto layer = report.place->cell_layer()) place["layer"] = *layer;
+    if (report.place->position) place["position"] = *report.place->position;
+    if (report.place->element) {
+      place["element"] = *report.place->element;
+      place["claimed_bits"] = bits_text(report.place->claimed_bits.value_or(0));
+      place["computed_bits"] = bits_text(report.place->computed_bits.value_or(0));
+    }
+    json["first_difference"] = std::move(place);
+  }
+  if (report.verdict == Verdict::kMalformed) return json.dump(2) + "\n";
+  json["record_digest"] = report.record_digest.hex();
+  json["claim_digest"] = report.claim_digest.hex();
+  json["trace_root"] = report.claimed_trace_root.hex();
+  if (report.computed_trace_root) {
+    json["computed_trace_root"] = report.computed_trace_root->hex();
+  }
+  json["claimed_backend"] = report.claimed_backend;
+  json["backend"] = report.backend;
+  json["device"] = report.device;
+  json["coverage"] = {{"cells", {{"checked", report.cells_checked}, {"total", report.cells}}},
+                      {"ends", {{"checked", report.ends_checked}, {"total", report.ends}}},
+                      {"tokens", {{"checked", report.tokens_checked}, {"total", report.tokens}}}};
+  if (report.log_state == AuditReport::LogState::kIncluded) {
+    json["log"] = {{"state", "included"},
+                   {"index", report.log_index.value_or(0)},
+                   {"origin", report.checkpoint->origin},
+                   {"size", report.checkpoint->size}};
+  } else {
+    json["log"] = {{"state", "not_checked"}};
+  }
+  if (report.operator_key) {
+    json["operator_key"] = *report.operator_key;
+  } else {
+    json["operator_key"] = nullptr;
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace bitwitness
