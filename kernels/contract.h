@@ -28,8 +28,7 @@ namespace contract {
 inline constexpr char kArithmeticName[] = "fma32";
 inline constexpr int kArithmeticVersion = 1;
 
-// ---- 1. Scalars
-// -------------------------------------------------------------------------------------
+// ---- 1. Scalars ----
 
 BW_HD inline std::uint32_t bits_of(float x) {
 #if defined(__CUDA_ARCH__)
@@ -96,8 +95,7 @@ BW_HD inline bool is_finite(float x) {
   return (bits_of(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// ---- 2. Conversions (exact upcasts; downcasts round to nearest even)
-// -----------------------------------
+// ---- 2. Conversions (exact upcasts; downcasts round to nearest even) ----
 
 BW_HD inline float bf16_to_f32(std::uint16_t h) {
   return float_of(static_cast<std::uint32_t>(h) << 16);
@@ -170,8 +168,7 @@ BW_HD inline float load_weight(Dtype dtype, const void* data, std::int64_t i) {
   return 0.0f;
 }
 
-// ---- 3. Dot product
-// -----------------------------------------------------------------------------------
+// ---- 3. Dot product ----
 //
 // K is cut into contiguous segments of kSegment. In a segment, chain c of kChains takes the groups
 // of kGroup consecutive k with (k / kGroup) % kChains == c, ascending, by fma from +0. Chain sums
@@ -213,8 +210,7 @@ BW_HD inline float matmul_element(std::int64_t K, const float* x, const void* W,
       [W, n, K](std::int64_t k) { return load_weight<kDtype>(W, n * K + k); });
 }
 
-// ---- 4. Sum of squares and RMS norm
-// -------------------------------------------------------------------
+// ---- 4. Sum of squares and RMS norm ----
 //
 // kLanes lanes: lane i takes x[i], x[i + kLanes], ... ascending by fma from +0; lanes are then
 // folded in halves, lane[i] += lane[i + w] for w = kLanes/2, ..., 1. All terms are >= +0, so absent
@@ -245,8 +241,7 @@ BW_HD inline float rms_norm_element(float x, float scale, float weight) {
   return mul32(weight, mul32(x, scale));
 }
 
-// ---- 5. Rotary position embedding
-// ---------------------------------------------------------------------
+// ---- 5. Rotary position embedding ----
 //
 // Tables are made on the host (rope_tables.h). Element i of the first half pairs with i +
 // head_dim/2.
@@ -258,8 +253,7 @@ BW_HD inline float rope_second(float first, float second, float cosine, float si
   return fma32(second, cosine, mul32(first, sine));
 }
 
-// ---- 6. Elementary functions
-// --------------------------------------------------------------------------
+// ---- 6. Elementary functions ----
 
 // e^x. Measured over all binary32 inputs: see ARITHMETIC.md section 6. exp(-0) = exp(+0) = 1;
 // results below half the least subnormal are +0, above the largest finite value +inf.
@@ -301,8 +295,7 @@ BW_HD inline float swiglu_element(float gate, float up) {
   return mul32(silu32(gate), up);
 }
 
-// ---- 7. Attention
-// -------------------------------------------------------------------------------------
+// ---- 7. Attention ----
 //
 // One (query row, head). Key positions 0..last are walked in blocks of kAttentionBlock anchored at
 // position 0. A block has a fresh maximum, sum and accumulator; blocks are merged ascending.
@@ -380,8 +373,7 @@ BW_HD inline void attention_row(const float* q, const Key& key, const Value& val
   for (int i = 0; i < head_dim; ++i) out[i] = div32(out[i], running_sum);
 }
 
-// ---- 8. Sampler
-// ---------------------------------------------------------------------------------------
+// ---- 8. Sampler ----
 //
 // Fixed-point weights and 64-bit integer sums: the order of summation does not exist. Candidates
 // rank by logit descending, then id ascending (-0 and +0 are one logit).

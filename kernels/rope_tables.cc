@@ -150,7 +150,7 @@ CosSin rope_cos_sin(float angle) {
   // Cody-Waite reduction by pi/2 with fma: r = a - n pi/2, |r| <= pi/4 + 2^-30.
   const double a = static_cast<double>(angle);
   const double magic = 0x1.8p+52;
-  const double n = (a * 0x1.45f306dc9c883p-1 + magic) - magic;
+  const double n = std::fma(a, 0x1.45f306dc9c883p-1, magic) - magic;
   double r = std::fma(-n, 0x1.921fb54442d18p+0, a);
   r = std::fma(-n, 0x1.1a62633145c07p-54, r);
   const double r2 = r * r;

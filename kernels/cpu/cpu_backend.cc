@@ -22,7 +22,9 @@ constexpr std::int64_t kGrainMultiplies = 262144;  // multiply-adds of a product
 // Rows of x that are packed at once in a prefill product: bounds the scratch to 4 MB.
 constexpr std::int64_t kRowBlock = 1024;
 
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
 
 // How many units of `unit_cost` a thread should get at least.
 constexpr std::int64_t grain_of(std::int64_t grain, std::int64_t unit_cost) {
@@ -33,8 +35,7 @@ class CpuBackend final : public ReferenceBackend {
  public:
   CpuBackend(const CpuKernels& kernels, int threads)
       : kernels_(kernels),
-        pool_(threads,
-              [](int thread) { check_known_answers("thread " + std::to_string(thread)); }),
+        pool_(threads, [](int thread) { check_known_answers("thread " + std::to_string(thread)); }),
         scratch_(static_cast<std::size_t>(pool_.threads())) {}
 
   std::string name() const override { return kernels_.isa; }
@@ -66,7 +67,8 @@ class CpuBackend final : public ReferenceBackend {
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     if (!floating_point_environment_is_default()) {
       throw infrastructure_error(
-          "the calling thread flushes subnormals or does not round to nearest: another library changed "
+          "the calling thread flushes subnormals or does not round to nearest: another library "
+          "changed "
           "the floating-point environment; refusing to compute in it");
     }
     pool_.parallel_for(count, grain, body);
@@ -93,7 +95,8 @@ void CpuBackend::embed(float* out, const Matrix& embedding, const std::int32_t* 
   const std::int64_t row_bytes = cols * static_cast<std::int64_t>(dtype_bytes(embedding.dtype));
   parallel_for(M, grain_of(kGrainElements, cols), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t m = begin; m < end; ++m) {
-      kernels_.upcast(out + m * cols, embedding.dtype, embedding.data + tokens[m] * row_bytes, cols);
+      kernels_.upcast(out + m * cols, embedding.dtype, embedding.data + tokens[m] * row_bytes,
+                      cols);
     }
   });
 }
@@ -164,44 +167,45 @@ void CpuBackend::matmul_panels(float* y, const float* x, const Matrix& W, std::i
   args.tiles = divide_up(M, kernels_.tile_rows);
   float* const packed = at_least(packed_x_, M * std::min<std::int64_t>(K, contract::kSegment));
   args.x = packed;
-  // With few panels the tiles are shared out, too, and a panel is packed by each thread that needs it.
+  // With few panels the tiles are shared out, too, and a panel is packed by each thread that needs
+  // it.
   const std::int64_t wanted = 2 * static_cast<std::int64_t>(pool_.threads());
   const std::int64_t parts = std::clamp<std::int64_t>(wanted / panels, 1, args.tiles);
 
   for (std::int64_t k = 0; k < K; k += contract::kSegment) {
     args.k_begin = k;
     args.k_count = static_cast<int>(std::min<std::int64_t>(K - k, contract::kSegment));
-    parallel_for(
-        args.tiles, grain_of(kGrainElements, kernels_.tile_rows * args.k_count),
-        [&](std::int64_t begin, std::int64_t end, int) {
-          for (std::int64_t t = begin; t < end; ++t) {
-            const std::int64_t row = t * M / args.tiles;
-            const std::int64_t rows = (t + 1) * M / args.tiles - row;
-            float* out = packed + row * args.k_count;
-            for (int c = 0; c < contract::kChains; ++c) {
-              for (int g = c * contract::kGroup; g < args.k_count; g += kDotBlock) {
-                const int stop = std::min(g + contract::kGroup, args.k_count);
-                for (int i = g; i < stop; ++i, out += rows) {
-                  for (std::int64_t m = 0; m < rows; ++m) out[m] = x[(row + m) * K + k + i];
-                }
-              }
-            }
-          }
-        });
-    parallel_for(panels * parts,
-                 grain_of(kGrainMultiplies, columns * args.k_count * divide_up(M, parts)),
-                 [&](std::int64_t begin, std::int64_t end, int thread) {
-                   float* const panel = at_least(scratch_[static_cast<std::size_t>(thread)],
-                                                 columns * contract::kSegment);
-                   std::int64_t in_panel = -1;
-                   for (std::int64_t unit = begin; unit < end; ++unit) {
-                     const std::int64_t n = unit / parts * columns, part = unit % parts;
-                     if (n != in_panel) pack_panel(args, n, panel);
-                     in_panel = n;
-                     kernels_.run_panel(args, n, panel, part * args.tiles / parts,
-                                        (part + 1) * args.tiles / parts);
+    parallel_for(args.tiles, grain_of(kGrainElements, kernels_.tile_rows * args.k_count),
+                 [&](std::int64_t begin, std::int64_t end, int) {
+                   for (std::int64_t t = begin; t < end; ++t) {
+                     const std::int64_t row = t * M / args.tiles;
+                     const std::int64_t rows = (t + 1) * M / args.tiles - row;
+                     float* out = packed + row * args.k_count;
+                     for (int c = 0; c < contract::kChains; ++c) {
+                       for (int g = c * contract::kGroup; g < args.k_count; g += kDotBlock) {
+                         const int stop = std::min(g + contract::kGroup, args.k_count);
+                         for (int i = g; i < stop; ++i, out += rows) {
+                           for (std::int64_t m = 0; m < rows; ++m)
+                             out[m] = x[(row + m) * K + k + i];
+                         }
+                       }
+                     }
                    }
                  });
+    parallel_for(
+        panels * parts, grain_of(kGrainMultiplies, columns * args.k_count * divide_up(M, parts)),
+        [&](std::int64_t begin, std::int64_t end, int thread) {
+          float* const panel =
+              at_least(scratch_[static_cast<std::size_t>(thread)], columns * contract::kSegment);
+          std::int64_t in_panel = -1;
+          for (std::int64_t unit = begin; unit < end; ++unit) {
+            const std::int64_t n = unit / parts * columns, part = unit % parts;
+            if (n != in_panel) pack_panel(args, n, panel);
+            in_panel = n;
+            kernels_.run_panel(args, n, panel, part * args.tiles / parts,
+                               (part + 1) * args.tiles / parts);
+          }
+        });
   }
 }
 
@@ -220,8 +224,8 @@ void CpuBackend::rope(float* x, std::int64_t heads, std::int64_t head_dim, const
 void CpuBackend::attention(float* out, const float* q, const LayerKv& cache, std::int64_t heads,
                            std::int64_t kv_heads, std::int64_t head_dim, const RowMap& rows) {
   const std::int64_t share = heads / kv_heads;  // query heads of a key-value head
-  // Queries that read one key-value head of one sequence are worked on together: `row_span` consecutive
-  // rows times `head_span` heads.
+  // Queries that read one key-value head of one sequence are worked on together: `row_span`
+  // consecutive rows times `head_span` heads.
   const std::int64_t head_span = std::min<std::int64_t>(share, kMaxDotRows);
   const std::int64_t row_span = kMaxDotRows / head_span;
   const std::int64_t head_parts = divide_up(share, head_span);
@@ -256,10 +260,11 @@ void CpuBackend::attention(float* out, const float* q, const LayerKv& cache, std
   const std::int64_t slices = std::clamp<std::int64_t>(total / kGrainElements, 1, pool_.threads());
   const auto first_task = [&](std::int64_t slice) {
     const std::int64_t target = total / slices * slice + total % slices * slice / slices;
-    return slice == slices ? tasks.size()
-                           : static_cast<std::size_t>(
-                                 std::lower_bound(cost_before.begin(), cost_before.end() - 1, target) -
-                                 cost_before.begin());
+    return slice == slices
+               ? tasks.size()
+               : static_cast<std::size_t>(
+                     std::lower_bound(cost_before.begin(), cost_before.end() - 1, target) -
+                     cost_before.begin());
   };
   const float scale = contract::attention_scale(static_cast<int>(head_dim));
 
@@ -306,7 +311,9 @@ void CpuBackend::hash_rows(Digest* host_out, LeafType type, std::uint32_t layer,
                            const RowMap& rows) {
   const std::int64_t row_bytes = static_cast<std::int64_t>(first_bytes + second_bytes);
   const auto shifted = [](const float* p, std::size_t bytes) {
-    return p == nullptr ? nullptr : reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(p) + bytes);
+    return p == nullptr
+               ? nullptr
+               : reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(p) + bytes);
   };
   parallel_for(rows.rows, grain_of(kGrainElements, row_bytes),
                [&](std::int64_t begin, std::int64_t end, int) {
@@ -315,18 +322,19 @@ void CpuBackend::hash_rows(Digest* host_out, LeafType type, std::uint32_t layer,
                  part.host_position += begin;
                  part.host_slot = part.host_slot == nullptr ? nullptr : part.host_slot + begin;
                  const std::size_t skip = static_cast<std::size_t>(begin);
-                 ReferenceBackend::hash_rows(host_out + begin, type, layer,
-                                             shifted(first, skip * first_bytes), first_bytes,
-                                             shifted(second, skip * second_bytes), second_bytes, part);
+                 ReferenceBackend::hash_rows(
+                     host_out + begin, type, layer, shifted(first, skip * first_bytes), first_bytes,
+                     shifted(second, skip * second_bytes), second_bytes, part);
                });
 }
 
 NonFinite CpuBackend::find_non_finite(const float* x, std::int64_t width, std::int64_t M) {
   std::vector<std::int64_t> found(static_cast<std::size_t>(pool_.threads()), -1);
-  parallel_for(width * M, 4 * kGrainElements, [&](std::int64_t begin, std::int64_t end, int thread) {
-    const std::int64_t at = kernels_.find_non_finite(x + begin, end - begin);
-    if (at >= 0) found[static_cast<std::size_t>(thread)] = begin + at;
-  });
+  parallel_for(width * M, 4 * kGrainElements,
+               [&](std::int64_t begin, std::int64_t end, int thread) {
+                 const std::int64_t at = kernels_.find_non_finite(x + begin, end - begin);
+                 if (at >= 0) found[static_cast<std::size_t>(thread)] = begin + at;
+               });
   for (const std::int64_t at : found) {  // threads have ascending ranges
     if (at >= 0) return {at / width, at % width};
   }
@@ -340,10 +348,9 @@ void CpuBackend::sample(std::int32_t* host_out, const float* logits, std::int64_
                  for (std::int64_t m = begin; m < end; ++m) {
                    const SampleRequest& request = requests[static_cast<std::size_t>(m)];
                    const float* row = logits + m * vocab;
-                   host_out[m] =
-                       request.params.temperature == 0.0f
-                           ? static_cast<std::int32_t>(kernels_.argmax(row, vocab))
-                           : sample_token(row, vocab, request.params, request.draw);
+                   host_out[m] = request.params.temperature == 0.0f
+                                     ? static_cast<std::int32_t>(kernels_.argmax(row, vocab))
+                                     : sample_token(row, vocab, request.params, request.draw);
                  }
                });
 }

@@ -22,7 +22,8 @@ struct CpuFeatures {
   bool avx512 = false;
 };
 
-// Intel SDM volume 1, chapters 14.3 and 15.2: the processor has it and the system saves its registers.
+// Intel SDM volume 1, chapters 14.3 and 15.2: the processor has it and the system saves its
+// registers.
 CpuFeatures detect() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0) return {};
@@ -38,8 +39,7 @@ CpuFeatures detect() {
   constexpr unsigned kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
   CpuFeatures features;
   features.avx2 = (b & kAvx2) != 0;
-  features.avx512 =
-      features.avx2 && (b & kAvx512) == kAvx512 && (saved & kZmmSaved) == kZmmSaved;
+  features.avx512 = features.avx2 && (b & kAvx512) == kAvx512 && (saved & kZmmSaved) == kZmmSaved;
   return features;
 }
 
@@ -59,11 +59,17 @@ bool floating_point_environment_is_default() {
 
 #else
 
-const CpuKernels* cpu_kernels(std::string_view) { return nullptr; }
-bool floating_point_environment_is_default() { return true; }
+const CpuKernels* cpu_kernels(std::string_view) {
+  return nullptr;
+}
+bool floating_point_environment_is_default() {
+  return true;
+}
 
 #endif
 
-bool cpu_supports(std::string_view isa) { return cpu_kernels(isa) != nullptr; }
+bool cpu_supports(std::string_view isa) {
+  return cpu_kernels(isa) != nullptr;
+}
 
 }  // namespace bitwitness

@@ -1,10 +1,10 @@
-// The table of functions that one instruction set gives to CpuBackend. Every function works on one thread's
-// part of an operator; bits never depend on how an operator is cut into parts.
+// The table of functions that one instruction set gives to CpuBackend. Every function works on one
+// thread's part of an operator; bits never depend on how an operator is cut into parts.
 //
-// A table is filled by kernels_<isa>.cc from the templates of kernels_simd.h. Those files are compiled with
-// flags of their instruction set, so nothing in them may have external linkage but the table: an inline
-// function compiled there could replace its twin in the rest of the program (tests/kernels/cpu checks the
-// symbols).
+// A table is filled by kernels_<isa>.cc from the templates of kernels_simd.h. Those files are
+// compiled with flags of their instruction set, so nothing in them may have external linkage but
+// the table: an inline function compiled there could replace its twin in the rest of the program
+// (tests/kernels/cpu checks the symbols).
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ inline constexpr int kDotBlock = contract::kChains * contract::kGroup;
 
 // Row kernels: out[m * out_stride + n] = dot(x[m, :], W[n, :]) for a few x rows, reading W once.
 // x rows are interleaved: step j of the chain in lane q of 64-block b stands at
-// x[m * x_stride + 64 b + 8 j + q]; absent elements are +0. Lanes hold chains 0, 2, 4, 6, 1, 3, 5, 7, what
-// transposes of 4 x 4 double words within 128 bits give.
+// x[m * x_stride + 64 b + 8 j + q]; absent elements are +0. Lanes hold chains 0, 2, 4, 6, 1, 3, 5,
+// 7, what transposes of 4 x 4 double words within 128 bits give.
 struct DotRows {
   const std::byte* w = nullptr;  // [n, K] rows; any alignment
   std::int64_t w_stride_bytes = 0;
@@ -38,9 +38,8 @@ struct DotRows {
 using DotRowsFunction = void (*)(const DotRows& args, int M, std::int64_t n_begin,
                                  std::int64_t n_end);
 
-
-// Panel kernels: one segment of K for one panel of `panel_columns` rows of W and a range of x tiles.
-// x is packed: tile by tile, [segment_k in chain order][rows of the tile].
+// Panel kernels: one segment of K for one panel of `panel_columns` rows of W and a range of x
+// tiles. x is packed: tile by tile, [segment_k in chain order][rows of the tile].
 struct PanelArgs {
   float* y = nullptr;            // [rows, N], the first row of this block
   const std::byte* w = nullptr;  // [N, K]
@@ -61,12 +60,13 @@ using RunPanelFunction = void (*)(const PanelArgs& args, std::int64_t n_begin, c
 // Elements of a segment of `k_count` in chain c.
 constexpr int chain_length(int k_count, int c) {
   const int rest = k_count % kDotBlock - c * contract::kGroup;
-  return k_count / kDotBlock * contract::kGroup +
-         (rest < 0 ? 0 : rest < contract::kGroup ? rest : contract::kGroup);
+  return k_count / kDotBlock * contract::kGroup + (rest < 0                  ? 0
+                                                   : rest < contract::kGroup ? rest
+                                                                             : contract::kGroup);
 }
 
-// Up to kMaxDotRows (row, head) pairs that read one key-value head of one sequence, in descending order of
-// their last position.
+// Up to kMaxDotRows (row, head) pairs that read one key-value head of one sequence, in descending
+// order of their last position.
 struct AttentionGroup {
   int queries = 0;
   const float* q[kMaxDotRows] = {};  // [head_dim]

@@ -1,5 +1,5 @@
-// 8 x 8 blocks in 256-bit vectors, the same for every instruction set from AVX2 on. Text for the anonymous
-// namespace of a kernels_<isa>.cc, as kernels_simd.h is.
+// 8 x 8 blocks in 256-bit vectors, the same for every instruction set from AVX2 on. Text for the
+// anonymous namespace of a kernels_<isa>.cc, as kernels_simd.h is.
 
 // 8 weights at `p` (any alignment), upcast exactly.
 template <Dtype kDtype>
@@ -12,8 +12,12 @@ BW_INLINE F8 load8(const std::byte* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
   }
 }
-BW_INLINE F8 zero8() { return _mm256_setzero_ps(); }
-BW_INLINE void store8(float* p, F8 x) { _mm256_storeu_ps(p, x); }
+BW_INLINE F8 zero8() {
+  return _mm256_setzero_ps();
+}
+BW_INLINE void store8(float* p, F8 x) {
+  _mm256_storeu_ps(p, x);
+}
 
 BW_INLINE void transpose8(F8 (&a)[8]) {
   F8 b[8], c[8];

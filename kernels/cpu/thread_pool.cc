@@ -43,7 +43,9 @@ ThreadPool::ThreadPool(int threads, const std::function<void(int thread)>& on_st
   }
 }
 
-ThreadPool::~ThreadPool() { stop(); }
+ThreadPool::~ThreadPool() {
+  stop();
+}
 
 void ThreadPool::stop() noexcept {
   {

@@ -14,9 +14,10 @@ namespace bitwitness {
 
 class ThreadPool {
  public:
-  // `threads` >= 1 counts the calling thread, so threads - 1 are started. `on_start(i)` runs on every
-  // thread (0: the calling one) before the constructor returns; the first exception in the order of i is
-  // thrown, with all threads joined. Workers inherit the floating-point environment of their creator.
+  // `threads` >= 1 counts the calling thread, so threads - 1 are started. `on_start(i)` runs on
+  // every thread (0: the calling one) before the constructor returns; the first exception in the
+  // order of i is thrown, with all threads joined. Workers inherit the floating-point environment
+  // of their creator.
   ThreadPool(int threads, const std::function<void(int thread)>& on_start);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -24,16 +25,15 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(begin, end, thread) on consecutive ranges that cover [0, count), at most one per thread and
-  // none shorter than `grain` (but the only one), and waits for all. The cut depends on the arguments and
-  // threads() alone. The first exception in the order of the ranges is thrown; the other ranges still
-  // finish. Loops from several threads take turns; a loop inside a body runs on its thread alone.
+  // Calls body(begin, end, thread) on consecutive ranges that cover [0, count), at most one per
+  // thread and none shorter than `grain` (but the only one), and waits for all. The cut depends on
+  // the arguments and threads() alone. The first exception in the order of the ranges is thrown;
+  // the other ranges still finish. Loops from several threads take turns; a loop inside a body runs
+  // on its thread alone.
   template <class Body>
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
-    run(
-        [](const void* b, std::int64_t begin, std::int64_t end, int thread) {
-          (*static_cast<const Body*>(b))(begin, end, thread);
-        },
+    run([](const void* b, std::int64_t begin, std::int64_t end,
+           int thread) { (*static_cast<const Body*>(b))(begin, end, thread); },
         &body, count, grain);
   }
 

@@ -1,9 +1,10 @@
 // Causal grouped-query attention in key blocks anchored at position 0 (contract.h section 7).
 //
-// A thread block takes one row and kHeads query heads that share a key-value head. Per block of keys: eight
-// lanes per key, one for each chain of the dot product; then maxima and exponentials; then one thread per
-// output dimension walks the keys, ascending. With few rows and a long context, key blocks go to different
-// thread blocks and a second kernel merges their results, ascending: the same operations on the same values.
+// A thread block takes one row and kHeads query heads that share a key-value head. Per block of
+// keys: eight lanes per key, one for each chain of the dot product; then maxima and exponentials;
+// then one thread per output dimension walks the keys, ascending. With few rows and a long context,
+// key blocks go to different thread blocks and a second kernel merges their results, ascending: the
+// same operations on the same values.
 #include <algorithm>
 
 #include "kernels/cuda/context.h"
@@ -56,7 +57,8 @@ __device__ __forceinline__ Place place_of(const Arguments& a, std::int64_t unit)
   return {m * a.heads + head, a.position[m], a.keys + at, a.values + at, stride};
 }
 
-// Shared memory: p[kAttentionBlock, kHeads], block_max[4], q[kHeads, head_dim], out[kHeads, head_dim].
+// Shared memory: p[kAttentionBlock, kHeads], block_max[4], q[kHeads, head_dim], out[kHeads,
+// head_dim].
 template <int kHeads>
 struct Workspace {
   float* p;
@@ -83,7 +85,8 @@ __device__ __forceinline__ void load_queries(const Arguments& a, const Place& pl
   __syncthreads();
 }
 
-// Leaves p[j, h] = exp(score - maximum) of keys begin + j, j < count, and the maxima. Barrier at the end.
+// Leaves p[j, h] = exp(score - maximum) of keys begin + j, j < count, and the maxima. Barrier at
+// the end.
 template <int kHeads, bool kVector>
 __device__ __forceinline__ void probabilities(const Arguments& a, const Place& place,
                                               const Workspace<kHeads>& work, std::int64_t begin,
@@ -105,7 +108,8 @@ __device__ __forceinline__ void probabilities(const Arguments& a, const Place& p
           const float k[kGroup] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
-            const float4* const q = reinterpret_cast<const float4*>(work.q + h * a.head_dim + group);
+            const float4* const q =
+                reinterpret_cast<const float4*>(work.q + h * a.head_dim + group);
             const float4 q_low = q[0], q_high = q[1];
             const float x[kGroup] = {q_low.x,  q_low.y,  q_low.z,  q_low.w,
                                      q_high.x, q_high.y, q_high.z, q_high.w};
@@ -147,7 +151,8 @@ __device__ __forceinline__ void probabilities(const Arguments& a, const Place& p
     }
     __syncwarp();  // every lane has its scores
     if (lane < count) work.p[lane * kHeads + h] = contract::attention_probability(score0, maximum);
-    if (second < count) work.p[second * kHeads + h] = contract::attention_probability(score1, maximum);
+    if (second < count)
+      work.p[second * kHeads + h] = contract::attention_probability(score1, maximum);
     if (lane == 0) work.block_max[h] = maximum;
   }
   __syncthreads();
@@ -295,8 +300,8 @@ void launch(Context& context, float* out, const Arguments& a, const AttentionSha
       <<<grid, kThreads, shared_bytes, context.stream>>>(partial.get(), a);
   BW_CUDA_LAUNCHED("attention (key blocks)");
   attention_merge_kernel<<<static_cast<unsigned>(shape.rows * shape.heads), kThreads, 0,
-                           context.stream>>>(out, partial.get(), a.position, shape.heads, a.head_dim,
-                                             static_cast<int>(blocks));
+                           context.stream>>>(out, partial.get(), a.position, shape.heads,
+                                             a.head_dim, static_cast<int>(blocks));
   BW_CUDA_LAUNCHED("attention (merge)");
 }
 
@@ -311,7 +316,8 @@ void launch(Context& context, float* out, const Arguments& a, const AttentionSha
 }  // namespace
 
 void attention(Context& context, float* out, const float* q, const float* keys, const float* values,
-               const AttentionShape& shape, const std::int32_t* slot, const std::int32_t* position) {
+               const AttentionShape& shape, const std::int32_t* slot,
+               const std::int32_t* position) {
   static_assert(contract::kMaxHeadDim <= contract::kSegment, "a score is one segment");
   const Arguments a{q,
                     keys,
@@ -323,7 +329,8 @@ void attention(Context& context, float* out, const float* q, const float* keys, 
                     shape.capacity,
                     shape.head_dim,
                     contract::attention_scale(shape.head_dim)};
-  const bool vectors = shape.head_dim % kGroup == 0 && reinterpret_cast<std::uintptr_t>(keys) % 16 == 0;
+  const bool vectors =
+      shape.head_dim % kGroup == 0 && reinterpret_cast<std::uintptr_t>(keys) % 16 == 0;
   if (vectors) return launch<true>(context, out, a, shape);
   launch<false>(context, out, a, shape);
 }

@@ -1,5 +1,5 @@
-// What the operators of the CUDA backend share: checked calls, device memory, launch limits, and the list
-// of launch functions, one per operator. Needs the CUDA toolkit.
+// What the operators of the CUDA backend share: checked calls, device memory, launch limits, and
+// the list of launch functions, one per operator. Needs the CUDA toolkit.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,25 +20,26 @@ namespace bitwitness::cuda {
 // Throws an infrastructure error that names the call, its place, CUDA's reason and what to do.
 [[noreturn]] void throw_cuda_error(cudaError_t error, const char* call, const char* file, int line);
 
-#define BW_CUDA(call)                                                           \
-  do {                                                                          \
-    const cudaError_t bw_cuda_error = (call);                                   \
-    if (bw_cuda_error != cudaSuccess) {                                         \
+#define BW_CUDA(call)                                                                 \
+  do {                                                                                \
+    const cudaError_t bw_cuda_error = (call);                                         \
+    if (bw_cuda_error != cudaSuccess) {                                               \
       ::bitwitness::cuda::throw_cuda_error(bw_cuda_error, #call, __FILE__, __LINE__); \
-    }                                                                           \
+    }                                                                                 \
   } while (false)
 
 // After every launch: a refused configuration or an earlier fault of the device shows here.
-#define BW_CUDA_LAUNCHED(kernel)                                                \
-  do {                                                                          \
-    const cudaError_t bw_cuda_error = cudaGetLastError();                       \
-    if (bw_cuda_error != cudaSuccess) {                                         \
-      ::bitwitness::cuda::throw_cuda_error(bw_cuda_error, "launch of " kernel, __FILE__, __LINE__); \
-    }                                                                           \
+#define BW_CUDA_LAUNCHED(kernel)                                                         \
+  do {                                                                                   \
+    const cudaError_t bw_cuda_error = cudaGetLastError();                                \
+    if (bw_cuda_error != cudaSuccess) {                                                  \
+      ::bitwitness::cuda::throw_cuda_error(bw_cuda_error, "launch of " kernel, __FILE__, \
+                                           __LINE__);                                    \
+    }                                                                                    \
   } while (false)
 
-// Device memory that is kept for re-use. Everything runs in one stream, so a block that is released while
-// kernels still use it may be handed out again: its next user runs after them.
+// Device memory that is kept for re-use. Everything runs in one stream, so a block that is released
+// while kernels still use it may be handed out again: its next user runs after them.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -46,16 +47,16 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
   ~DeviceMemory();
 
-  // At least `bytes` bytes, aligned to 256. Throws an infrastructure error that says how much was asked
-  // for and how much is free.
+  // At least `bytes` bytes, aligned to 256. Throws an infrastructure error that says how much was
+  // asked for and how much is free.
   void* allocate(std::size_t bytes);
   void release(void* data) noexcept;
 
  private:
   void drop_free_blocks() noexcept;
 
-  std::unordered_map<void*, std::size_t> size_of_;      // all blocks
-  std::map<std::size_t, std::vector<void*>> free_;      // released ones by size
+  std::unordered_map<void*, std::size_t> size_of_;  // all blocks
+  std::map<std::size_t, std::vector<void*>> free_;  // released ones by size
 };
 
 struct Context {
@@ -65,8 +66,8 @@ struct Context {
   cudaStream_t stream = nullptr;
   DeviceMemory memory;
 
-  // Allows `kernel` its dynamic shared memory and returns how many such blocks fit on a multiprocessor
-  // (at least 1). Asked of the driver once per configuration.
+  // Allows `kernel` its dynamic shared memory and returns how many such blocks fit on a
+  // multiprocessor (at least 1). Asked of the driver once per configuration.
   int blocks_per_multiprocessor(const void* kernel, int threads, std::size_t shared_bytes);
 
  private:
@@ -93,14 +94,15 @@ class Scratch {
 
 void matmul(Context& context, float* y, const float* x, Dtype dtype, const std::byte* W,
             std::int64_t N, std::int64_t K, std::int64_t M);
-// The two kernel families behind it. Both are right for every M; matmul() only chooses the faster one.
+// The two kernel families behind it. Both are right for every M; matmul() only chooses the faster
+// one.
 void matmul_decode(Context& context, float* y, const float* x, Dtype dtype, const std::byte* W,
                    std::int64_t N, std::int64_t K, std::int64_t M);
 void matmul_prefill(Context& context, float* y, const float* x, Dtype dtype, const std::byte* W,
                     std::int64_t N, std::int64_t K, std::int64_t M);
 
-void embed(Context& context, float* out, Dtype dtype, const std::byte* embedding, std::int64_t width,
-           const std::int32_t* tokens, std::int64_t M);
+void embed(Context& context, float* out, Dtype dtype, const std::byte* embedding,
+           std::int64_t width, const std::int32_t* tokens, std::int64_t M);
 void rms_norm(Context& context, float* out, const float* x, Dtype dtype, const std::byte* weight,
               std::int64_t K, float eps, std::int64_t M);
 void rope(Context& context, float* x, std::int64_t heads, std::int64_t head_dim,
@@ -114,12 +116,12 @@ void gather_rows(Context& context, float* out, const float* x, std::int64_t widt
                  const std::int32_t* index, std::int64_t count);
 
 struct AttentionShape {
-  std::int64_t rows;       // M
+  std::int64_t rows;  // M
   std::int64_t heads;
   std::int64_t kv_heads;
   int head_dim;
-  std::int64_t capacity;   // positions per slot of the cache
-  std::int64_t last;       // the largest position of any row
+  std::int64_t capacity;  // positions per slot of the cache
+  std::int64_t last;      // the largest position of any row
 };
 void attention(Context& context, float* out, const float* q, const float* keys, const float* values,
                const AttentionShape& shape, const std::int32_t* slot, const std::int32_t* position);

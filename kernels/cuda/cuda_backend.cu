@@ -1,5 +1,3 @@
-#include "kernels/cuda/cuda_backend.h"
-
 #include <cassert>
 #include <cstdio>
 #include <fstream>
@@ -8,30 +6,39 @@
 
 #include "attest/base/error.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/cuda_backend.h"
 
 namespace bitwitness {
 namespace cuda {
 
 void throw_cuda_error(cudaError_t error, const char* call, const char* file, int line) {
-  const char* advice = "see whether nvidia-smi lists the device as healthy, or choose another --device";
+  const char* advice =
+      "see whether nvidia-smi lists the device as healthy, or choose another --device";
   switch (error) {
     case cudaErrorMemoryAllocation:
-      advice = "the device is out of memory: use fewer or shorter sequences, or free it from other programs";
+      advice =
+          "the device is out of memory: use fewer or shorter sequences, or free it from other "
+          "programs";
       break;
     case cudaErrorNoDevice:
     case cudaErrorInsufficientDriver:
     case cudaErrorSystemDriverMismatch:
-      advice = "install an NVIDIA driver at least as new as this build's CUDA runtime, or use --device cpu";
+      advice =
+          "install an NVIDIA driver at least as new as this build's CUDA runtime, or use --device "
+          "cpu";
       break;
     case cudaErrorNoKernelImageForDevice:
-      advice = "this build has no code for this GPU: configure with -DCMAKE_CUDA_ARCHITECTURES=native, or "
-               "use the preset all-archs";
+      advice =
+          "this build has no code for this GPU: configure with -DCMAKE_CUDA_ARCHITECTURES=native, "
+          "or "
+          "use the preset all-archs";
       break;
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorMisalignedAddress:
-      advice = "a kernel failed: the process has to be started again; if it repeats, report it with the "
-               "command line";
+      advice =
+          "a kernel failed: the process has to be started again; if it repeats, report it with the "
+          "command line";
       break;
     default:
       break;
@@ -50,7 +57,8 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   constexpr std::size_t kSmall = 512, kLarge = std::size_t{1} << 20;
   const std::size_t unit = bytes < kLarge ? kSmall : kLarge;
   if (bytes > std::numeric_limits<std::size_t>::max() - unit) {
-    throw infrastructure_error("CUDA: " + std::to_string(bytes) + " bytes of device memory asked for");
+    throw infrastructure_error("CUDA: " + std::to_string(bytes) +
+                               " bytes of device memory asked for");
   }
   const std::size_t size = bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
   if (const auto found = free_.find(size); found != free_.end()) {
@@ -70,11 +78,11 @@ void* DeviceMemory::allocate(std::size_t bytes) {
     static_cast<void>(cudaGetLastError());
     std::size_t free_bytes = 0, total_bytes = 0;
     static_cast<void>(cudaMemGetInfo(&free_bytes, &total_bytes));
-    throw infrastructure_error("CUDA: out of device memory: " + std::to_string(size) +
-                               " bytes asked for, " + std::to_string(free_bytes) + " of " +
-                               std::to_string(total_bytes) +
-                               " free; use fewer or shorter sequences, a smaller model, or free the "
-                               "device from other programs");
+    throw infrastructure_error(
+        "CUDA: out of device memory: " + std::to_string(size) + " bytes asked for, " +
+        std::to_string(free_bytes) + " of " + std::to_string(total_bytes) +
+        " free; use fewer or shorter sequences, a smaller model, or free the "
+        "device from other programs");
   }
   if (error != cudaSuccess) throw_cuda_error(error, "cudaMalloc", __FILE__, __LINE__);
   size_of_.emplace(data, size);
@@ -133,10 +141,12 @@ std::string describe_device(int ordinal) {
   char uuid[37];
   const auto* u = reinterpret_cast<const unsigned char*>(properties.uuid.bytes);
   std::snprintf(uuid, sizeof uuid,
-                "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2],
-                u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+                "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+                u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+                u[15]);
   return std::string(properties.name) + ", compute capability " + std::to_string(properties.major) +
-         "." + std::to_string(properties.minor) + ", driver " + driver_version() + ", UUID GPU-" + uuid;
+         "." + std::to_string(properties.minor) + ", driver " + driver_version() + ", UUID GPU-" +
+         uuid;
 }
 
 class CudaBackend final : public Backend {
@@ -230,8 +240,8 @@ class CudaBackend final : public Backend {
   void store_kv(const LayerKv& cache, const float* k, const float* v, const RowMap& rows) override {
     if (rows.rows == 0) return;
     use_device();
-    cuda::store_kv(context_, cache.keys, cache.values, cache.capacity, cache.kv_width, k, v, rows.slot,
-                   rows.position, rows.rows);
+    cuda::store_kv(context_, cache.keys, cache.values, cache.capacity, cache.kv_width, k, v,
+                   rows.slot, rows.position, rows.rows);
   }
 
   void attention(float* out, const float* q, const LayerKv& cache, std::int64_t heads,
@@ -277,9 +287,10 @@ class CudaBackend final : public Backend {
     use_device();
     const auto count = static_cast<std::size_t>(rows.rows);
     cuda::Scratch<std::uint32_t> digests(context_, count * 8);
-    cuda::hash_rows(context_, digests.get(), type, layer, reinterpret_cast<const std::uint32_t*>(first),
-                    first_bytes / 4, reinterpret_cast<const std::uint32_t*>(second), second_bytes / 4,
-                    rows.position, rows.rows);
+    cuda::hash_rows(context_, digests.get(), type, layer,
+                    reinterpret_cast<const std::uint32_t*>(first), first_bytes / 4,
+                    reinterpret_cast<const std::uint32_t*>(second), second_bytes / 4, rows.position,
+                    rows.rows);
     to_host(host_out, digests.get(), count * sizeof(Digest));
   }
 
@@ -352,8 +363,8 @@ std::unique_ptr<Backend> make_cuda_backend(int ordinal) {
     throw usage_error("device cuda: " + cuda_unavailable_reason() + "; choose another --device");
   }
   if (ordinal < 0 || ordinal >= count) {
-    throw usage_error("device cuda:" + std::to_string(ordinal) + " does not exist; there are cuda:0 to cuda:" +
-                      std::to_string(count - 1));
+    throw usage_error("device cuda:" + std::to_string(ordinal) +
+                      " does not exist; there are cuda:0 to cuda:" + std::to_string(count - 1));
   }
   return std::make_unique<cuda::CudaBackend>(ordinal);
 }

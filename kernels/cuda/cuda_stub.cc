@@ -4,7 +4,9 @@
 
 namespace bitwitness {
 
-int cuda_device_count() { return 0; }
+int cuda_device_count() {
+  return 0;
+}
 
 std::string cuda_unavailable_reason() {
   return "this build has no CUDA backend (no CUDA toolkit was found when it was configured, or "

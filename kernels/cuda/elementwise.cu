@@ -1,5 +1,5 @@
-// Operators that touch each element once: embedding, RMS norm, RoPE, cache rows, SwiGLU, residual, gather,
-// and the search for non-finite values.
+// Operators that touch each element once: embedding, RMS norm, RoPE, cache rows, SwiGLU, residual,
+// gather, and the search for non-finite values.
 #include <algorithm>
 
 #include "kernels/cuda/context.h"
@@ -16,7 +16,8 @@ constexpr int kThreads = 256;
 // Blocks for `count` elements in a grid-stride loop.
 unsigned grid_for(const Context& context, std::int64_t count) {
   const std::int64_t most = std::int64_t{context.multiprocessors} * 16;
-  return static_cast<unsigned>(std::clamp<std::int64_t>((count + kThreads - 1) / kThreads, 1, most));
+  return static_cast<unsigned>(
+      std::clamp<std::int64_t>((count + kThreads - 1) / kThreads, 1, most));
 }
 
 __device__ __forceinline__ std::int64_t first_index() {
@@ -87,7 +88,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < kPerThread; ++j) {
     sum[j] = 0.0f;
-    for (std::int64_t k = thread + 32 * j; k < K; k += kLanes) sum[j] = fma32(row[k], row[k], sum[j]);
+    for (std::int64_t k = thread + 32 * j; k < K; k += kLanes)
+      sum[j] = fma32(row[k], row[k], sum[j]);
   }
 #pragma unroll
   for (int width = kPerThread / 2; width >= 1; width /= 2) {
@@ -155,7 +157,8 @@ __device__ std::uint64_t block_least(std::uint64_t value) {
   least[thread] = value;
   __syncthreads();
   for (int width = kThreads / 2; width >= 1; width /= 2) {
-    if (thread < width && least[thread + width] < least[thread]) least[thread] = least[thread + width];
+    if (thread < width && least[thread + width] < least[thread])
+      least[thread] = least[thread + width];
     __syncthreads();
   }
   return least[0];
@@ -179,18 +182,19 @@ __global__ void __launch_bounds__(kThreads)
     non_finite_kernel(std::uint64_t* __restrict__ out, const std::uint64_t* __restrict__ least,
                       unsigned blocks) {
   std::uint64_t found = least[0];
-  for (unsigned i = threadIdx.x; i < blocks; i += kThreads) found = least[i] < found ? least[i] : found;
+  for (unsigned i = threadIdx.x; i < blocks; i += kThreads)
+    found = least[i] < found ? least[i] : found;
   found = block_least(found);
   if (threadIdx.x == 0) *out = found;
 }
 
 }  // namespace
 
-void embed(Context& context, float* out, Dtype dtype, const std::byte* embedding, std::int64_t width,
-           const std::int32_t* tokens, std::int64_t M) {
+void embed(Context& context, float* out, Dtype dtype, const std::byte* embedding,
+           std::int64_t width, const std::int32_t* tokens, std::int64_t M) {
   const std::int64_t count = M * width;
-  embed_kernel<<<grid_for(context, count), kThreads, 0, context.stream>>>(out, dtype, embedding, width,
-                                                                          tokens, count);
+  embed_kernel<<<grid_for(context, count), kThreads, 0, context.stream>>>(out, dtype, embedding,
+                                                                          width, tokens, count);
   BW_CUDA_LAUNCHED("embed");
 }
 
@@ -211,8 +215,8 @@ void rms_norm(Context& context, float* out, const float* x, Dtype dtype, const s
 void rope(Context& context, float* x, std::int64_t heads, std::int64_t head_dim,
           const float* cosines, const float* sines, const std::int32_t* position, std::int64_t M) {
   const std::int64_t half = head_dim / 2, count = M * heads * half;
-  rope_kernel<<<grid_for(context, count), kThreads, 0, context.stream>>>(x, heads, half, cosines, sines,
-                                                                         position, count);
+  rope_kernel<<<grid_for(context, count), kThreads, 0, context.stream>>>(x, heads, half, cosines,
+                                                                         sines, position, count);
   BW_CUDA_LAUNCHED("rope");
 }
 
@@ -238,8 +242,8 @@ void add(Context& context, float* x, const float* y, std::int64_t count) {
 void gather_rows(Context& context, float* out, const float* x, std::int64_t width,
                  const std::int32_t* index, std::int64_t count) {
   const std::int64_t elements = count * width;
-  gather_rows_kernel<<<grid_for(context, elements), kThreads, 0, context.stream>>>(out, x, width, index,
-                                                                                   elements);
+  gather_rows_kernel<<<grid_for(context, elements), kThreads, 0, context.stream>>>(out, x, width,
+                                                                                   index, elements);
   BW_CUDA_LAUNCHED("gather_rows");
 }
 

@@ -1,5 +1,6 @@
-// Leaf digests of committed rows on the device (attest/base/hash_tree.h): one thread per chunk of 1 KiB,
-// then one block per row reduces the chunk digests in the shape of RFC 6962. Only roots leave the device.
+// Leaf digests of committed rows on the device (attest/base/hash_tree.h): one thread per chunk of 1
+// KiB, then one block per row reduces the chunk digests in the shape of RFC 6962. Only roots leave
+// the device.
 #include <algorithm>
 
 #include "kernels/cuda/context.h"
@@ -20,13 +21,13 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint64_t m = i / chunks;
   const LeafPrefix prefix{type, static_cast<std::uint8_t>(Dtype::kFp32), layer,
                           static_cast<std::uint64_t>(position[m])};
-  digests[i] = chunk_digest_words(prefix, static_cast<std::uint32_t>(i % chunks),
-                                  first + m * first_words, first_words, second + m * second_words,
-                                  second_words);
+  digests[i] =
+      chunk_digest_words(prefix, static_cast<std::uint32_t>(i % chunks), first + m * first_words,
+                         first_words, second + m * second_words, second_words);
 }
 
-// Block m reduces digests[m, 0..chunks) in place. A round of pairs reads only digests that no earlier
-// round has written: pair i reads 2 i and 2 i + 1 and writes i.
+// Block m reduces digests[m, 0..chunks) in place. A round of pairs reads only digests that no
+// earlier round has written: pair i reads 2 i and 2 i + 1 and writes i.
 __global__ void __launch_bounds__(kThreads)
     reduce_kernel(std::uint32_t* __restrict__ out, DigestWords* digests, std::uint32_t chunks) {
   DigestWords* const level = digests + static_cast<std::uint64_t>(blockIdx.x) * chunks;
@@ -56,7 +57,8 @@ void hash_rows(Context& context, std::uint32_t* out, LeafType type, std::uint32_
   const std::uint32_t chunks = leaf_chunk_count(4 * (first_words + second_words));
   // Rows in batches: bounds the scratch, and the grid.
   constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 24;
-  const std::int64_t batch = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kMostChunks / chunks));
+  const std::int64_t batch =
+      static_cast<std::int64_t>(std::max<std::uint64_t>(1, kMostChunks / chunks));
   Scratch<DigestWords> digests(
       context, static_cast<std::size_t>(std::min(batch, M)) * static_cast<std::size_t>(chunks));
   for (std::int64_t m = 0; m < M; m += batch) {
@@ -64,12 +66,12 @@ void hash_rows(Context& context, std::uint32_t* out, LeafType type, std::uint32_
     const std::uint64_t count = rows * chunks;
     const auto row = static_cast<std::uint64_t>(m);
     chunk_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0,
-                   context.stream>>>(digests.get(), type, layer, first + row * first_words, first_words,
-                                     second + row * second_words, second_words, position + row, chunks,
-                                     count);
+                   context.stream>>>(digests.get(), type, layer, first + row * first_words,
+                                     first_words, second + row * second_words, second_words,
+                                     position + row, chunks, count);
     BW_CUDA_LAUNCHED("hash_rows (chunks)");
-    reduce_kernel<<<static_cast<unsigned>(rows), kThreads, 0, context.stream>>>(out + row * 8,
-                                                                               digests.get(), chunks);
+    reduce_kernel<<<static_cast<unsigned>(rows), kThreads, 0, context.stream>>>(
+        out + row * 8, digests.get(), chunks);
     BW_CUDA_LAUNCHED("hash_rows (reduction)");
   }
 }

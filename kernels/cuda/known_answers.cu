@@ -1,5 +1,6 @@
-// Known answers on the device: the rounding, the subnormals and the elementary functions of contract.h as
-// compiled for, and executed by, this GPU. A build with fast-math or flush-to-zero flags fails here.
+// Known answers on the device: the rounding, the subnormals and the elementary functions of
+// contract.h as compiled for, and executed by, this GPU. A build with fast-math or flush-to-zero
+// flags fails here.
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -88,7 +89,8 @@ constexpr Case kPublished[] = {
 __global__ void evaluate_kernel(std::uint32_t* __restrict__ got, const Op* __restrict__ op,
                                 const float* __restrict__ operands, int count) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < count) got[i] = evaluate(op[i], operands[3 * i], operands[3 * i + 1], operands[3 * i + 2]);
+  if (i < count)
+    got[i] = evaluate(op[i], operands[3 * i], operands[3 * i + 1], operands[3 * i + 2]);
 }
 
 const char* name_of(Op op) {
@@ -135,11 +137,16 @@ void check_device_known_answers(Context& context) {
   constexpr int kRandomPerOp = 256;
   for (std::uint32_t op = 0; op <= static_cast<std::uint32_t>(Op::kToBf16); ++op) {
     for (int i = 0; i < kRandomPerOp; ++i) {
-      Case c{name_of(static_cast<Op>(op)), static_cast<Op>(op), next_finite(), next_finite(),
-             next_finite(), 0};
+      Case c{name_of(static_cast<Op>(op)),
+             static_cast<Op>(op),
+             next_finite(),
+             next_finite(),
+             next_finite(),
+             0};
       if (c.op == Op::kSquareRoot) c.a &= 0x7fffffffu;
       if (c.op == Op::kFromFp16) c.a &= 0xfbffu;  // finite
-      if (c.op == Op::kExp || c.op == Op::kSilu) c.a = (c.a & 0x83ffffffu) | 0x40000000u;  // |a| in [2, 512)
+      if (c.op == Op::kExp || c.op == Op::kSilu)
+        c.a = (c.a & 0x83ffffffu) | 0x40000000u;  // |a| in [2, 512)
       c.want = evaluate(c.op, float_of(c.a), float_of(c.b), float_of(c.c));
       cases.push_back(c);
     }
@@ -174,12 +181,13 @@ void check_device_known_answers(Context& context) {
     if (got[i] == c.want || (!narrow && is_nan(got[i]) && is_nan(c.want))) continue;
     char text[200];
     std::snprintf(text, sizeof text,
-                  "known answer '%s' of operands %08x %08x %08x: got bits %08x, want %08x", c.what, c.a,
-                  c.b, c.c, got[i], c.want);
+                  "known answer '%s' of operands %08x %08x %08x: got bits %08x, want %08x", c.what,
+                  c.a, c.b, c.c, got[i], c.want);
     throw infrastructure_error(
         "device cuda:" + std::to_string(context.ordinal) + ": " + text +
         ". The build or the device breaks the arithmetic contract (fast-math, flush-to-zero or "
-        "contracted code; a faulty GPU); refusing to run. Rebuild with this project's flags, or choose "
+        "contracted code; a faulty GPU); refusing to run. Rebuild with this project's flags, or "
+        "choose "
         "another --device");
   }
 }

@@ -1,9 +1,10 @@
 // y[M, N] = x[M, K] W[N, K]^T for few rows of x, bound by the reading of W (contract.h section 3).
 //
-// A warp takes 4 * kRows rows of W and one segment of K: lane = 8 * sub + c is chain c of rows sub, sub + 4,
-// ..., so that eight neighbouring lanes read 64 consecutive weights. The chain sums of a segment are
-// gathered by shuffles, ascending; the segments' warps meet in shared memory and one thread per output
-// adds them, ascending. The method and its measurements: ARITHMETIC.md section 3.
+// A warp takes 4 * kRows rows of W and one segment of K: lane = 8 * sub + c is chain c of rows sub,
+// sub + 4,
+// ..., so that eight neighbouring lanes read 64 consecutive weights. The chain sums of a segment
+// are gathered by shuffles, ascending; the segments' warps meet in shared memory and one thread per
+// output adds them, ascending. The method and its measurements: ARITHMETIC.md section 3.
 #include <algorithm>
 
 #include "kernels/cuda/context.h"
@@ -49,7 +50,8 @@ __device__ __forceinline__ void multiply_add(const std::byte* const (&w_row)[kRo
     for (int r = 0; r < kRows; ++r) {
       const std::byte* p = w_row[r] + (k + u * kStep) * kElementBytes<kDtype>;
 #pragma unroll
-      for (int i = 0; i < WeightGroup<kDtype>::kVectors; ++i) w[u][r].v[i] = load_streaming(p + 16 * i);
+      for (int i = 0; i < WeightGroup<kDtype>::kVectors; ++i)
+        w[u][r].v[i] = load_streaming(p + 16 * i);
     }
   }
 #pragma unroll
@@ -70,8 +72,8 @@ __device__ __forceinline__ void multiply_add(const std::byte* const (&w_row)[kRo
   }
 }
 
-// Computes kM rows of outputs, of which M are stored. kVector: see rows_are_vectors. kStaged: x[kM, K] is
-// copied to shared memory first. blockDim.x = 32 * segment_warps * row groups.
+// Computes kM rows of outputs, of which M are stored. kVector: see rows_are_vectors. kStaged: x[kM,
+// K] is copied to shared memory first. blockDim.x = 32 * segment_warps * row groups.
 template <Dtype kDtype, int kRows, int kM, int kUnroll, bool kVector, bool kStaged>
 __global__ void __launch_bounds__(kMaxThreads, kM == 1 ? 2 : 1)
     decode_kernel(float* __restrict__ y, const float* __restrict__ x,
@@ -85,9 +87,10 @@ __global__ void __launch_bounds__(kMaxThreads, kM == 1 ? 2 : 1)
   const int groups = threads / 32 / segment_warps;
   const int segment_warp = warp % segment_warps, group = warp / segment_warps;
   const int block_outputs = groups * kM * kGroupRows;
-  float* partial = reinterpret_cast<float*>(shared_vectors);  // [groups, segment_warps, kM, kGroupRows]
-  float* total = partial + segment_warps * block_outputs;     // [groups, kM, kGroupRows]
-  float* staged = total + block_outputs;                      // [kM, K]
+  float* partial =
+      reinterpret_cast<float*>(shared_vectors);  // [groups, segment_warps, kM, kGroupRows]
+  float* total = partial + segment_warps * block_outputs;  // [groups, kM, kGroupRows]
+  float* staged = total + block_outputs;                   // [kM, K]
 
   const float* x_row[kM];
 #pragma unroll
@@ -113,7 +116,8 @@ __global__ void __launch_bounds__(kMaxThreads, kM == 1 ? 2 : 1)
       if (segment < segments) {
         const std::int64_t begin = static_cast<std::int64_t>(segment) * kSegment;
         const int length = static_cast<int>(K - begin < kSegment ? K - begin : kSegment);
-        std::int64_t at[kRows];  // where this lane's chain begins in W; beyond N the last row is read
+        std::int64_t
+            at[kRows];  // where this lane's chain begins in W; beyond N the last row is read
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           const std::int64_t n = base + group * kGroupRows + 4 * r + sub;
@@ -166,7 +170,8 @@ __global__ void __launch_bounds__(kMaxThreads, kM == 1 ? 2 : 1)
               t = add32(t, __shfl_sync(0xffffffffu, sum[r][m], sub * kChains + c));
             }
             if (chain == 0) {
-              partial[((group * segment_warps + segment_warp) * kM + m) * kGroupRows + 4 * r + sub] = t;
+              partial[((group * segment_warps + segment_warp) * kM + m) * kGroupRows + 4 * r +
+                      sub] = t;
             }
           }
         }
@@ -201,16 +206,17 @@ void launch(Context& context, float* y, const float* x, const std::byte* W, int 
   const int threads = 32 * segment_warps * groups;
   std::size_t shared_floats =
       static_cast<std::size_t>((segment_warps + 1) * groups * kM * 4 * kRows);
-  if constexpr (kStaged) shared_floats += static_cast<std::size_t>(kM) * static_cast<std::size_t>(K);
+  if constexpr (kStaged)
+    shared_floats += static_cast<std::size_t>(kM) * static_cast<std::size_t>(K);
   const std::size_t shared_bytes = shared_floats * sizeof(float);
 
   const auto kernel = decode_kernel<kDtype, kRows, kM, kUnroll, kVector, kStaged>;
   const int resident = context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel),
                                                          threads, shared_bytes);
-  const std::int64_t grid = std::min<std::int64_t>(
-      blocks_for(groups), std::int64_t{context.multiprocessors} * resident);
+  const std::int64_t grid =
+      std::min<std::int64_t>(blocks_for(groups), std::int64_t{context.multiprocessors} * resident);
   kernel<<<static_cast<unsigned>(grid), threads, shared_bytes, context.stream>>>(y, x, W, M, N, K,
-                                                                                segment_warps);
+                                                                                 segment_warps);
   BW_CUDA_LAUNCHED("matmul_decode");
 }
 

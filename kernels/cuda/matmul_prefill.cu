@@ -1,9 +1,9 @@
 // y[M, N] = x[M, K] W[N, K]^T for many rows of x, bound by multiply-adds (contract.h section 3).
 //
-// Sliced K: each of the eight warps of a block owns one chain of the same tile of outputs, so that all
-// chains advance together through a slice of 64 k. At the end of a segment the chain sums meet in shared
-// memory and one thread per output adds them, ascending. Tiles are copied to shared memory kStages - 1
-// slices ahead (asynchronously from sm_80 on).
+// Sliced K: each of the eight warps of a block owns one chain of the same tile of outputs, so that
+// all chains advance together through a slice of 64 k. At the end of a segment the chain sums meet
+// in shared memory and one thread per output adds them, ascending. Tiles are copied to shared
+// memory kStages - 1 slices ahead (asynchronously from sm_80 on).
 #include <algorithm>
 #include <type_traits>
 
@@ -27,9 +27,9 @@ static_assert(kSlice == 64 && kThreads == 256 && kSegment % kSlice == 0);
 // Rows of a stage are padded by 16 bytes so that neighbouring rows start in different banks.
 constexpr int kXRowBytes = kSlice * 4 + 16;
 template <Dtype kDtype>
-constexpr int kWRowBytes = kSlice * kElementBytes<kDtype> + 16;
+constexpr int kWRowBytes = kSlice* kElementBytes<kDtype> + 16;
 template <Dtype kDtype, int kTileM>
-constexpr int kStageBytes = kTileM * kXRowBytes + kTileN * kWRowBytes<kDtype>;
+constexpr int kStageBytes = kTileM* kXRowBytes + kTileN* kWRowBytes<kDtype>;
 
 // Copies 16 bytes to shared memory, or 16 zero bytes if not `valid` (`source` is not read then).
 __device__ __forceinline__ void copy16(unsigned char* target, const void* source, bool valid) {
@@ -71,8 +71,8 @@ __device__ __forceinline__ void load_four(const unsigned char* p, float (&w)[4])
   }
 }
 
-// Block b computes tile (b % tiles_m, b / tiles_m) of kTileM x kTileN outputs. Lane (i, j) = (lane / 8,
-// lane % 8) holds outputs (i + 4 r, j + 8 s). kVector: see rows_are_vectors.
+// Block b computes tile (b % tiles_m, b / tiles_m) of kTileM x kTileN outputs. Lane (i, j) = (lane
+// / 8, lane % 8) holds outputs (i + 4 r, j + 8 s). kVector: see rows_are_vectors.
 template <Dtype kDtype, int kTileM, int kStages, bool kVector>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(float* __restrict__ y, const float* __restrict__ x,
@@ -92,10 +92,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int slices = static_cast<int>((K + kSlice - 1) / kSlice);
 
   // Copies slice `next` of both tiles to stage next % kStages and steps on. Rows beyond M or N hold
-  // anything: their outputs are not stored. Groups beyond K are not read again; k beyond K inside a group
-  // holds x = +0 and w = -0, whose product leaves every sum as it is.
+  // anything: their outputs are not stored. Groups beyond K are not read again; k beyond K inside a
+  // group holds x = +0 and w = -0, whose product leaves every sum as it is.
   constexpr int kXVectors = kSlice * 4 / 16, kWVectors = kSlice * kWBytes / 16;
-  constexpr int kXStep = kThreads / kXVectors, kWStep = kThreads / kWVectors;  // rows per round of copies
+  constexpr int kXStep = kThreads / kXVectors,
+                kWStep = kThreads / kWVectors;  // rows per round of copies
   const int rows_m = static_cast<int>(M - tile_m < kTileM ? M - tile_m : kTileM);
   const int rows_n = static_cast<int>(N - tile_n < kTileN ? N - tile_n : kTileN);
   const int x_row = thread / kXVectors, x_column = thread % kXVectors;
@@ -115,7 +116,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           copy16(x_target + q * kXStep * kXRowBytes, x_source + q * kXStep * K,
                  x_inside && x_row + q * kXStep < rows_m);
         }
-        unsigned char* const w_target = stage + kXBytes + w_row * kWRowBytes<kDtype> + w_column * 16;
+        unsigned char* const w_target =
+            stage + kXBytes + w_row * kWRowBytes<kDtype> + w_column * 16;
         const bool w_inside = begin + w_column * (16 / kWBytes) < K;
 #pragma unroll
         for (int q = 0; q < kTileN / kWStep; ++q) {
@@ -186,7 +188,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     if ((slice + 1) % (kSegment / kSlice) == 0 || slice + 1 == slices) {
-      // The stage just used holds the chain sums: nothing is copied to it before the next barrier but one.
+      // The stage just used holds the chain sums: nothing is copied to it before the next barrier
+      // but one.
       float* const sums = reinterpret_cast<float*>(stage);
       const bool first = slice < kSegment / kSlice;
 #pragma unroll

@@ -1,8 +1,8 @@
 // The sampler on the device (contract.h section 8, kernels/sampler.h): a block per row of logits.
 //
-// Candidates rank by key descending, then id ascending, so what top_k and top_p keep is always: every
-// candidate whose key is above a threshold, and the first `ties` of those at it. Thresholds are found four
-// bits at a time from block-wide integer sums; no order of summation exists.
+// Candidates rank by key descending, then id ascending, so what top_k and top_p keep is always:
+// every candidate whose key is above a threshold, and the first `ties` of those at it. Thresholds
+// are found four bits at a time from block-wide integer sums; no order of summation exists.
 #include "kernels/cuda/context.h"
 
 namespace bitwitness::cuda {
@@ -20,8 +20,8 @@ struct SharedState {
   std::uint64_t sum[kDigits];
 };
 
-// Sums over the block of kCount values per thread, in state.sum and visible to all. Callers may use the
-// state again at once.
+// Sums over the block of kCount values per thread, in state.sum and visible to all. Callers may use
+// the state again at once.
 template <int kCount>
 __device__ void block_sums(SharedState& state, std::uint64_t (&value)[kCount]) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -80,11 +80,11 @@ __device__ std::uint64_t block_greatest(SharedState& state, std::uint64_t value)
   return greatest;
 }
 
-// The largest threshold T for which holds(sum of value(i) over keys >= T). `holds` is true at T = 0 and
-// changes to false at most once as T grows.
+// The largest threshold T for which holds(sum of value(i) over keys >= T). `holds` is true at T = 0
+// and changes to false at most once as T grows.
 template <class Value, class Holds>
-__device__ std::uint32_t search(SharedState& state, const float* logits, int vocab, const Value& value,
-                                const Holds& holds) {
+__device__ std::uint32_t search(SharedState& state, const float* logits, int vocab,
+                                const Value& value, const Holds& holds) {
   std::uint32_t threshold = 0;
   for (int shift = 28; shift >= 0; shift -= 4) {
     std::uint64_t sums[kDigits];
@@ -157,8 +157,8 @@ __global__ void __launch_bounds__(kThreads)
     count_at = state.sum[2];
   };
   const auto weight_at = [&](std::uint32_t threshold) {
-    const float logit = contract::float_of((threshold & 0x80000000u) ? threshold & 0x7fffffffu
-                                                                     : ~threshold);
+    const float logit =
+        contract::float_of((threshold & 0x80000000u) ? threshold & 0x7fffffffu : ~threshold);
     return contract::sampler_weight(logit, maximum, request.temperature);
   };
 
@@ -175,10 +175,9 @@ __global__ void __launch_bounds__(kThreads)
 
   if (request.fraction < (std::uint64_t{1} << 32)) {
     // Keys >= T weigh too much for top_p: true for every T at or below the threshold of top_k.
-    const std::uint32_t lowest =
-        search(state, logits, vocab, weight, [&](std::uint64_t sum) {
-          return !within_top_p(sum, total, request.fraction);
-        });
+    const std::uint32_t lowest = search(state, logits, vocab, weight, [&](std::uint64_t sum) {
+      return !within_top_p(sum, total, request.fraction);
+    });
     sum_about(lowest);
     const std::uint64_t candidates = threshold != 0 && lowest == threshold ? ties : count_at;
     const std::uint64_t tie_weight = weight_at(lowest);

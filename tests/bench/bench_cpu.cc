@@ -1,6 +1,7 @@
-// How far the CPU backends are from the machine: prefill products as a share of the measured FMA peak,
-// decode products as a share of the measured memory read bandwidth. Everything is measured in one run, the
-// machine's limits again beside each product, so that ratios hold on a machine that is not quiet.
+// How far the CPU backends are from the machine: prefill products as a share of the measured FMA
+// peak, decode products as a share of the measured memory read bandwidth. Everything is measured in
+// one run, the machine's limits again beside each product, so that ratios hold on a machine that is
+// not quiet.
 //
 //   bench_cpu [--threads N] [--repeat N] [--format text|json]
 #include <immintrin.h>
@@ -41,7 +42,7 @@ double best_seconds(int repeat, const Body& body) {
 
 volatile float g_sink;
 
-// ---- The machine's limits --------------------------------------------------------------------------------
+// ---- The machine's limits ----
 
 constexpr std::int64_t kPeakSteps = 2000000;
 
@@ -122,7 +123,7 @@ double read_bandwidth(ThreadPool& pool, const std::vector<std::byte>& memory, in
   return static_cast<double>(lines * 4096) / seconds;
 }
 
-// ---- Products --------------------------------------------------------------------------------------------
+// ---- Products ----
 
 struct Result {
   std::string isa;
@@ -130,7 +131,7 @@ struct Result {
   std::string limit;  // "fma" or "read"
   std::int64_t M = 0, N = 0, K = 0;
   double seconds = 0;
-  double rate = 0;       // multiply-adds or bytes per second
+  double rate = 0;  // multiply-adds or bytes per second
   double limit_rate = 0;
 };
 
@@ -198,8 +199,8 @@ int main_of(int argc, char** argv) {
       r.limit = prefill ? "fma" : "read";
       r.seconds = 1e30;
       for (int i = 0; i < repeat; ++i) {
-        r.limit_rate = std::max(r.limit_rate, prefill ? fma_peak(pool, isa, 2)
-                                                      : read_bandwidth(pool, weights, 2));
+        r.limit_rate = std::max(
+            r.limit_rate, prefill ? fma_peak(pool, isa, 2) : read_bandwidth(pool, weights, 2));
         r.seconds = std::min(r.seconds, best_seconds(prefill ? 1 : 3, [&] {
                                backend->matmul(y.data(), x.data(), W, M);
                              }));
@@ -232,10 +233,11 @@ int main_of(int argc, char** argv) {
     if (json) {
       std::printf(
           "%s\n  {\"isa\": \"%s\", \"dtype\": \"%s\", \"M\": %lld, \"N\": %lld, \"K\": %lld, "
-          "\"seconds\": %.6g, \"limit\": \"%s\", \"rate\": %.6g, \"limit_rate\": %.6g, \"share\": %.4f}",
+          "\"seconds\": %.6g, \"limit\": \"%s\", \"rate\": %.6g, \"limit_rate\": %.6g, \"share\": "
+          "%.4f}",
           i == 0 ? "" : ",", r.isa.c_str(), r.dtype.c_str(), static_cast<long long>(r.M),
-          static_cast<long long>(r.N), static_cast<long long>(r.K), r.seconds, r.limit.c_str(), r.rate,
-          r.limit_rate, share);
+          static_cast<long long>(r.N), static_cast<long long>(r.K), r.seconds, r.limit.c_str(),
+          r.rate, r.limit_rate, share);
     } else {
       std::printf("%-7s %-5s %5lld %6lld %6lld %10.3f %10.2f %10.2f %6.3f  of %s\n", r.isa.c_str(),
                   r.dtype.c_str(), static_cast<long long>(r.M), static_cast<long long>(r.N),
@@ -250,4 +252,6 @@ int main_of(int argc, char** argv) {
 }  // namespace
 }  // namespace bitwitness
 
-int main(int argc, char** argv) { return bitwitness::main_of(argc, argv); }
+int main(int argc, char** argv) {
+  return bitwitness::main_of(argc, argv);
+}

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -50,7 +51,7 @@ Backend& backend() {
   return *made;
 }
 
-// The same bits, `delay` later per step: a request that lasts, on any machine.
+// The same bits, `delay` later per step (a request that lasts, on any machine), or a failure.
 class SlowBackend final : public Backend {
  public:
   explicit SlowBackend(milliseconds delay) : delay_(delay) {}
@@ -74,6 +75,9 @@ class SlowBackend final : public Backend {
              std::int64_t M) override {
     std::this_thread::sleep_for(delay_);
     ++steps;
+    if (std::find(tokens, tokens + M, poison) != tokens + M) {
+      throw infrastructure_error("the device of this test failed");
+    }
     backend().embed(out, embedding, tokens, M);
   }
   void rms_norm(float* out, const float* x, const Vector& weight, float eps,
@@ -116,6 +120,7 @@ class SlowBackend final : public Backend {
   }
 
   std::atomic<int> steps{0};
+  std::int32_t poison = -1;  // a step with this token fails
 
  private:
   milliseconds delay_;
@@ -283,7 +288,8 @@ TEST(Serve, ConcurrentRequestsGiveTheClaimsOfEachAlone) {
 
   ServeOptions options = local_options();
   options.max_batch = 4;
-  const Running running(options);
+  SlowBackend slow(milliseconds(5));
+  const Running running(options, slow);
   std::vector<Claim> together(requests.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -296,6 +302,45 @@ TEST(Serve, ConcurrentRequestsGiveTheClaimsOfEachAlone) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     EXPECT_THAT(claim_differences(alone[i], together[i]), testing::IsEmpty()) << "request " << i;
   }
+  EXPECT_LT(slow.steps, 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11 + 12 + 13) << "nothing was batched";
+}
+
+TEST(Serve, OneFailingRequestSparesItsNeighbours) {
+  ServeOptions options = local_options();
+  std::mutex mutex;
+  std::vector<std::string> told;
+  options.on_error = [&](const std::string& message) {
+    const std::scoped_lock lock(mutex);
+    told.push_back(message);
+  };
+  SlowBackend slow(milliseconds(20));
+  slow.poison = 2047;
+  const Running running(options, slow);
+  const auto ask = [&](std::vector<std::uint32_t> ids, std::uint64_t max_tokens) {
+    RemoteRequest request;
+    request.prompt_ids = std::move(ids);
+    request.max_tokens = max_tokens;
+    return request;
+  };
+  // While the first is computed, the others queue up and make one batch.
+  std::thread occupant(
+      [&] { EXPECT_NO_THROW(generate_remote(running.address(), ask({1}, 20), seconds(60))); });
+  while (slow.steps == 0) std::this_thread::sleep_for(milliseconds(1));
+  std::thread failing([&] {
+    expect_error(ErrorKind::kInfrastructure, "its operator", [&] {
+      generate_remote(running.address(), ask({3, 2047}, 4), seconds(60));
+    });
+  });
+  const RemoteRequest good = ask({4, 5, 6}, 6);
+  std::size_t tokens = 0;
+  const RemoteGeneration remote = generate_remote(
+      running.address(), good, seconds(60), {}, [&](std::uint32_t, std::string_view) { ++tokens; });
+  occupant.join();
+  failing.join();
+  EXPECT_EQ(remote.fetched.parsed.claim, run_alone(good).claim);
+  EXPECT_EQ(tokens, remote.fetched.parsed.claim.emitted_ids.size());
+  const std::scoped_lock lock(mutex);
+  EXPECT_THAT(told, testing::ElementsAre("the device of this test failed"));
 }
 
 TEST(Serve, UnknownAndIllFormedIds) {

@@ -51,9 +51,8 @@ TEST(ThreadPool, ManyShortLoops) {
 
 TEST(ThreadPool, StartRunsOnEveryThread) {
   std::vector<std::thread::id> ids(4);
-  ThreadPool pool(4, [&](int thread) {
-    ids[static_cast<std::size_t>(thread)] = std::this_thread::get_id();
-  });
+  ThreadPool pool(
+      4, [&](int thread) { ids[static_cast<std::size_t>(thread)] = std::this_thread::get_id(); });
   EXPECT_EQ(ids[0], std::this_thread::get_id());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) EXPECT_NE(ids[i], ids[j]);

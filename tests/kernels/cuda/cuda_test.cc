@@ -1,5 +1,5 @@
-// The CUDA backend against the reference: equal bytes for every operator, on boundary shapes and poisoned
-// outputs. Skipped by name where there is no device.
+// The CUDA backend against the reference: equal bytes for every operator, on boundary shapes and
+// poisoned outputs. Skipped by name where there is no device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,8 +36,8 @@ class Words {
     const std::uint32_t sign = word & 0x80000000u;
     if (word % 61 == 0) return float_of(sign);
     if (word % 59 == 0) return float_of(sign | (next() & 0x007fffffu));
-    const auto exponent =
-        static_cast<std::uint32_t>(127 - spread) + next() % static_cast<std::uint32_t>(2 * spread + 1);
+    const auto exponent = static_cast<std::uint32_t>(127 - spread) +
+                          next() % static_cast<std::uint32_t>(2 * spread + 1);
     return float_of(sign | exponent << 23 | (word & 0x007fffffu));
   }
 
@@ -63,7 +63,8 @@ std::vector<std::byte> weights(Dtype dtype, std::int64_t count, std::uint64_t se
     if (dtype == Dtype::kFp32) {
       std::memcpy(&result[i * 4], &x, 4);
     } else {
-      const std::uint16_t h = dtype == Dtype::kBf16 ? contract::f32_to_bf16(x) : contract::f32_to_fp16(x);
+      const std::uint16_t h =
+          dtype == Dtype::kBf16 ? contract::f32_to_bf16(x) : contract::f32_to_fp16(x);
       std::memcpy(&result[i * 2], &h, 2);
     }
   }
@@ -82,8 +83,8 @@ std::string first_difference(const std::vector<float>& got, const std::vector<fl
     std::size_t byte = 0;
     while (a[byte] == b[byte]) ++byte;
     char text[160];
-    std::snprintf(text, sizeof text, "byte %zu, row %lld column %lld: got %08x, want %08x", 4 * i + byte,
-                  static_cast<long long>(static_cast<std::int64_t>(i) / width),
+    std::snprintf(text, sizeof text, "byte %zu, row %lld column %lld: got %08x, want %08x",
+                  4 * i + byte, static_cast<long long>(static_cast<std::int64_t>(i) / width),
                   static_cast<long long>(static_cast<std::int64_t>(i) % width), bits_of(got[i]),
                   bits_of(want[i]));
     return text;
@@ -159,10 +160,10 @@ class CudaMatmulTest : public CudaTest {
       }
       const float* row = x.data() + m * K;
       const void* data = w.data() + skip;
-      const float want = dtype == Dtype::kBf16 ? contract::matmul_element<Dtype::kBf16>(K, row, data, n)
-                         : dtype == Dtype::kFp16
-                             ? contract::matmul_element<Dtype::kFp16>(K, row, data, n)
-                             : contract::matmul_element<Dtype::kFp32>(K, row, data, n);
+      const float want =
+          dtype == Dtype::kBf16   ? contract::matmul_element<Dtype::kBf16>(K, row, data, n)
+          : dtype == Dtype::kFp16 ? contract::matmul_element<Dtype::kFp16>(K, row, data, n)
+                                  : contract::matmul_element<Dtype::kFp32>(K, row, data, n);
       ASSERT_EQ(bits_of(got), bits_of(want))
           << dtype_name(dtype) << " M " << M << " N " << N << " K " << K << " lead " << lead
           << ": first difference at byte " << 4 * i << ", row " << m << " column " << n;
@@ -235,13 +236,16 @@ TEST_F(CudaMatmulTest, WideExponentsAndSubnormalSums) {
     compare(Dtype::kFp32, M, 33, 1001, 0, 62);
     if (HasFatalFailure()) return;
   }
-  // Products that are subnormal, and zeros of both signs: -0 sums must come out as -0 where they do.
+  // Products that are subnormal, and zeros of both signs: -0 sums must come out as -0 where they
+  // do.
   const std::int64_t N = 64, K = 72;
   for (const std::int64_t M : {1, 2, 4, 8, 64}) {
     std::vector<float> x(static_cast<std::size_t>(M * K)), w(static_cast<std::size_t>(N * K));
     Words words(5);
-    for (float& v : x) v = float_of((words.next() & 0x80000000u) | 0x1f800000u + words.next() % 4096);
-    for (float& v : w) v = float_of((words.next() & 0x80000000u) | (words.next() % 3 ? 0x1f000000u : 0u));
+    for (float& v : x)
+      v = float_of((words.next() & 0x80000000u) | (0x1f800000u + words.next() % 4096));
+    for (float& v : w)
+      v = float_of((words.next() & 0x80000000u) | (words.next() % 3 != 0 ? 0x1f000000u : 0u));
     std::fill(w.begin(), w.begin() + K, -0.0f);
     std::fill(x.begin(), x.begin() + K, 1.0f);
     const Buffer device_x = upload(x), device_w = upload(w), device_y = poisoned(M * N);
@@ -268,7 +272,8 @@ TEST_F(CudaMatmulTest, RowsDoNotDependOnTheBatch) {
   }
   for (const std::int64_t M : {2, 5, 8, 9, 15, 16, 17, 24, 32, 33, 64, 100, 140}) {
     const Buffer y = poisoned(M * N);
-    cuda_->matmul(y.as<float>(), device_x.as<float>(), {Dtype::kBf16, N, K, device_w.as<std::byte>()}, M);
+    cuda_->matmul(y.as<float>(), device_x.as<float>(),
+                  {Dtype::kBf16, N, K, device_w.as<std::byte>()}, M);
     EXPECT_EQ(first_difference(download(y, M * N), {alone.begin(), alone.begin() + M * N}, N), "")
         << "M " << M;
   }
@@ -278,7 +283,8 @@ TEST_F(CudaMatmulTest, RowsDoNotDependOnTheBatch) {
 
 TEST_F(CudaTest, RmsNorm) {
   for (const Dtype dtype : kDtypes) {
-    for (const std::int64_t K : {1, 16, 31, 64, 80, 128, 255, 256, 257, 511, 512, 513, 1000, 4096, 5001}) {
+    for (const std::int64_t K :
+         {1, 16, 31, 64, 80, 128, 255, 256, 257, 511, 512, 513, 1000, 4096, 5001}) {
       for (const std::int64_t M : {1, 3, 70}) {
         const std::vector<float> x = values(M * K, 7, M == 3 ? 60 : 4);
         const std::vector<std::byte> w = weights(dtype, K, 8);
@@ -287,7 +293,8 @@ TEST_F(CudaTest, RmsNorm) {
         reference_.rms_norm(want.data(), x.data(), {dtype, K, w.data()}, 1e-5f, M);
         const Vector weight{dtype, K, device_w.as<std::byte>()};
         cuda_->rms_norm(device_y.as<float>(), device_x.as<float>(), weight, 1e-5f, M);
-        EXPECT_EQ(first_difference(download(device_y, M * K), want, K), "") << "K " << K << " M " << M;
+        EXPECT_EQ(first_difference(download(device_y, M * K), want, K), "")
+            << "K " << K << " M " << M;
         cuda_->rms_norm(device_x.as<float>(), device_x.as<float>(), weight, 1e-5f, M);
         EXPECT_EQ(first_difference(download(device_x, M * K), want, K), "") << "in place, K " << K;
       }
@@ -356,7 +363,8 @@ TEST_F(CudaRowsTest, RopeAndStoreKv) {
       const std::vector<float> sines = values(positions * head_dim / 2, 21, 1);
       std::vector<float> x = values(M * width, 22);
       const Buffer device_x = upload(x), c = upload(cosines), s = upload(sines);
-      cuda_->rope(device_x.as<float>(), heads, head_dim, c.as<float>(), s.as<float>(), step.device());
+      cuda_->rope(device_x.as<float>(), heads, head_dim, c.as<float>(), s.as<float>(),
+                  step.device());
       reference_.rope(x.data(), heads, head_dim, cosines.data(), sines.data(), step.host());
       EXPECT_EQ(first_difference(download(device_x, M * width), x, width), "") << head_dim;
 
@@ -385,12 +393,12 @@ TEST_F(CudaRowsTest, Attention) {
     many_slots.push_back(p % 2);
     many_positions.push_back(p);
   }
-  const Rows steps[] = {rows({1}, {0}),        rows({0}, {63}),       rows({1}, {64}),
-                        rows({0}, {127}),      rows({0}, {128}),      rows({1}, {329}),
-                        rows({0, 1}, {5, 300}), rows(many_slots, many_positions)};
-  for (const Shape shape : {Shape{4, 1, 16}, Shape{2, 2, 32}, Shape{6, 3, 80}, Shape{3, 1, 96},
-                            Shape{8, 2, 128}, Shape{2, 1, 256}, Shape{1, 1, 20}, Shape{4, 4, 7},
-                            Shape{4, 1, 64}, Shape{4, 1, 1024}}) {
+  const Rows steps[] = {
+      rows({1}, {0}),   rows({0}, {63}),  rows({1}, {64}),        rows({0}, {127}),
+      rows({0}, {128}), rows({1}, {329}), rows({0, 1}, {5, 300}), rows(many_slots, many_positions)};
+  for (const Shape shape :
+       {Shape{4, 1, 16}, Shape{2, 2, 32}, Shape{6, 3, 80}, Shape{3, 1, 96}, Shape{8, 2, 128},
+        Shape{2, 1, 256}, Shape{1, 1, 20}, Shape{4, 4, 7}, Shape{4, 1, 64}, Shape{4, 1, 1024}}) {
     const std::int64_t q_width = shape.heads * shape.head_dim;
     const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
     std::vector<float> keys = values(slots * capacity * kv_width, 30, 1);
@@ -416,7 +424,8 @@ TEST_F(CudaRowsTest, Attention) {
 
 TEST_F(CudaRowsTest, AttentionSkipsStaleKeys) {  // what lies beyond the position must not poison
   const std::int64_t capacity = 128, width = 64;
-  std::vector<float> keys = values(capacity * width, 33, 1), cached = values(capacity * width, 34, 1);
+  std::vector<float> keys = values(capacity * width, 33, 1),
+                     cached = values(capacity * width, 34, 1);
   for (std::int64_t i = 70 * width; i < capacity * width; ++i) {
     keys[static_cast<std::size_t>(i)] = cached[static_cast<std::size_t>(i)] = float_of(0x7fc00000);
   }
@@ -425,11 +434,11 @@ TEST_F(CudaRowsTest, AttentionSkipsStaleKeys) {  // what lies beyond the positio
   const Buffer device_keys = upload(keys), device_values = upload(cached), device_q = upload(q);
   const Buffer out = poisoned(2 * width);
   std::vector<float> want(q.size());
-  reference_.attention(want.data(), q.data(), {keys.data(), cached.data(), capacity, width}, 1, 1, width,
-                       step.host());
+  reference_.attention(want.data(), q.data(), {keys.data(), cached.data(), capacity, width}, 1, 1,
+                       width, step.host());
   cuda_->attention(out.as<float>(), device_q.as<float>(),
-                   {device_keys.as<float>(), device_values.as<float>(), capacity, width}, 1, 1, width,
-                   step.device());
+                   {device_keys.as<float>(), device_values.as<float>(), capacity, width}, 1, 1,
+                   width, step.device());
   EXPECT_EQ(first_difference(download(out, 2 * width), want, width), "");
 }
 
@@ -466,7 +475,8 @@ TEST_F(CudaTest, FindNonFinite) {
     std::int64_t row, element;
   };
   // From the last to the first: each new one precedes those that are there.
-  for (const At at : {At{2999, 1000}, At{2999, 0}, At{1500, 777}, At{1500, 776}, At{0, 1000}, At{0, 0}}) {
+  for (const At at :
+       {At{2999, 1000}, At{2999, 0}, At{1500, 777}, At{1500, 776}, At{0, 1000}, At{0, 0}}) {
     const std::uint32_t bits[] = {0x7f800000u, 0xff800000u, 0x7fc00001u};
     x[static_cast<std::size_t>(at.row * width + at.element)] =
         float_of(bits[static_cast<std::size_t>(at.element) % 3]);
@@ -520,8 +530,8 @@ TEST_F(CudaTest, Sampler) {
       for (std::size_t i = 0; i < requests.size(); ++i) {
         const contract::SamplingParams& p = requests[i].params;
         ASSERT_EQ(got[i], sample_token(row.data(), vocab, p, requests[i].draw))
-            << "vocab " << vocab << " kind " << kind << " temperature " << p.temperature << " top_k "
-            << p.top_k << " top_p " << p.top_p << " draw " << requests[i].draw;
+            << "vocab " << vocab << " kind " << kind << " temperature " << p.temperature
+            << " top_k " << p.top_k << " top_p " << p.top_p << " draw " << requests[i].draw;
       }
     }
   }
