@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ constexpr std::uint64_t kMaxPromptBytes = std::uint64_t{64} << 20;
 
 struct RunFlags {
   std::string model;
-  std::string prompt, prompt_file, token_ids, batch;
+  std::optional<std::string> prompt, prompt_file, token_ids, batch;
   std::uint64_t max_tokens = 0;
   std::string arithmetic = contract::kArithmeticName;
   std::string device = "auto";
@@ -34,11 +35,11 @@ struct RunFlags {
   double temperature = 0;
   std::uint32_t top_k = 0;
   double top_p = 1;
-  std::string seed;
+  std::optional<std::string> seed;
   std::string out;
   std::string evidence = "leaves";
-  std::string log, key, operator_key;
-  std::string logits_out;
+  std::optional<std::string> log, key, operator_key;
+  std::optional<std::string> logits_out;
   std::int64_t prefill_chunk = 0;
   std::string format = "text";
 };
@@ -75,13 +76,13 @@ std::vector<RequestText> requests_from(const RunFlags& flags) {
   request.temperature = flags.temperature;
   request.top_k = flags.top_k;
   request.top_p = flags.top_p;
-  if (!flags.seed.empty()) request.seed_hex = flags.seed;
-  if (!flags.batch.empty()) return read_requests(flags.batch, request);
-  if (!flags.token_ids.empty()) {
-    request.token_ids = parse_token_ids(flags.token_ids);
-  } else if (!flags.prompt_file.empty()) {
+  request.seed_hex = flags.seed;
+  if (flags.batch) return read_requests(*flags.batch, request);
+  if (flags.token_ids) {
+    request.token_ids = parse_token_ids(*flags.token_ids);
+  } else if (flags.prompt_file) {
     const Bytes bytes =
-        read_file(flags.prompt_file, {kMaxPromptBytes, ErrorKind::kUsage, ErrorKind::kUsage});
+        read_file(*flags.prompt_file, {kMaxPromptBytes, ErrorKind::kUsage, ErrorKind::kUsage});
     request.prompt = std::string(as_text(bytes));
   } else {
     request.prompt = flags.prompt;
@@ -110,32 +111,32 @@ int run(const RunFlags& flags) {
     throw usage_error("--arithmetic: unknown arithmetic '" + flags.arithmetic +
                       "'; this build has " + contract::kArithmeticName);
   }
-  if (flags.log.empty() != flags.key.empty()) {
+  if (flags.log.has_value() != flags.key.has_value()) {
     throw usage_error("--log and --key go together: the directory of the log and its signing key");
   }
   const bool json = flags.format == "json";
-  const bool batch = !flags.batch.empty();
+  const bool batch = flags.batch.has_value();
   const EvidenceLevel evidence = evidence_level(flags.evidence);
   const std::vector<RequestText> texts = requests_from(flags);
 
   // Whatever can fail for reasons known now fails before the model is loaded.
   if (batch) {
     make_directories(flags.out);
-    if (!flags.logits_out.empty()) make_directories(flags.logits_out);
+    if (flags.logits_out) make_directories(*flags.logits_out);
   }
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const std::string out = numbered(flags.out, batch, i, ".bwrec");
     check_output_path(out);
-    if (!flags.log.empty()) check_output_path(out + ".tlog-proof");
-    if (!flags.logits_out.empty()) {
-      check_output_path(numbered(flags.logits_out, batch, i, ".npy"));
+    if (flags.log) check_output_path(out + ".tlog-proof");
+    if (flags.logits_out) {
+      check_output_path(numbered(*flags.logits_out, batch, i, ".npy"));
     }
   }
   std::optional<SigningKey> operator_key;
-  if (!flags.operator_key.empty()) operator_key = SigningKey::load(flags.operator_key);
-  if (!flags.log.empty()) {
-    const SigningKey key = SigningKey::load(flags.key);
-    const LogReader log(flags.log, key.public_key());
+  if (flags.operator_key) operator_key = SigningKey::load(*flags.operator_key);
+  if (flags.log) {
+    const SigningKey key = SigningKey::load(*flags.key);
+    const LogReader log(*flags.log, key.public_key());
   }
 
   const std::unique_ptr<Backend> backend = make_backend(flags.device, flags.threads);
@@ -151,7 +152,7 @@ int run(const RunFlags& flags) {
   provenance[provenance_key::kStarted] = utc_now();
   GenerationOptions options;
   options.prefill_chunk = flags.prefill_chunk;
-  options.keep_logits = !flags.logits_out.empty();
+  options.keep_logits = flags.logits_out.has_value();
   options.keep_rows = evidence == EvidenceLevel::kRows;
   std::vector<Generation> generations;
   {
@@ -176,15 +177,15 @@ int run(const RunFlags& flags) {
     Record record = make_record(*model, generation, evidence, provenance);
     if (operator_key) record.sign(*operator_key);
     const std::string out = numbered(flags.out, batch, i, ".bwrec");
-    if (!flags.logits_out.empty()) {
-      write_file_atomic(numbered(flags.logits_out, batch, i, ".npy"),
+    if (flags.logits_out) {
+      write_file_atomic(numbered(*flags.logits_out, batch, i, ".npy"),
                         npy_float32(generation.logits, generation.claim.emitted_ids.size(),
                                     generation.claim.trace_shape.vocab));
     }
     write_record(out, record);
     std::optional<AppendResult> logged;
-    if (!flags.log.empty()) {
-      logged = append_record(flags.log, flags.key, record.digest());
+    if (flags.log) {
+      logged = append_record(*flags.log, *flags.key, record.digest());
       write_file_atomic(out + ".tlog-proof", logged->receipt);
     }
     if (json) {
@@ -200,7 +201,7 @@ int run(const RunFlags& flags) {
                 << "trace root   " << generation.claim.trace_root.hex() << "\n"
                 << "claim digest " << generation.claim.digest().hex() << "\n";
       if (logged) {
-        std::cerr << "log entry    " << logged->index << " of " << flags.log << ", receipt " << out
+        std::cerr << "log entry    " << logged->index << " of " << *flags.log << ", receipt " << out
                   << ".tlog-proof\n";
       }
     }

@@ -99,9 +99,10 @@ ListenAddress parse_listen(const std::string& text) {
   const bool loopback =
       out.v6 ? IN6_IS_ADDR_LOOPBACK(&six) != 0 : (ntohl(four.s_addr) >> 24) == 127;
   if (!loopback) {
-    throw bad(
-        "this address can be reached from elsewhere, and the connection is neither encrypted nor "
-        "authenticated yet: listen on loopback and forward the port (ssh -L)");
+    throw usage_error("--listen '" + text +
+                      "' can be reached from elsewhere, and the connection is neither encrypted "
+                      "nor authenticated yet: listen on loopback, e.g. 127.0.0.1:7433, and forward "
+                      "the port (ssh -L)");
   }
   out.host = host;
   return out;
@@ -266,7 +267,7 @@ using Jobs = std::vector<std::shared_ptr<Job>>;
 }  // namespace
 
 void check_serve_options(const ServeOptions& options) {
-  parse_listen(options.listen);
+  check_bindable(parse_listen(options.listen));
   if (options.log_dir.empty() == options.log_key.has_value()) {
     throw usage_error(
         "a log directory and its signing key go together (--log and --key): give both or none");

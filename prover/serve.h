@@ -48,7 +48,7 @@ struct ServeOptions {
 };
 
 // Throws a usage Error for options that contradict each other and for a listen address that is
-// ill-formed or not loopback. Opens nothing.
+// ill-formed or not loopback, and an infrastructure Error for one that cannot be bound now.
 void check_serve_options(const ServeOptions& options);
 
 // One thread owns the backend: it takes what is queued, computes it together, stores and logs the

@@ -2,6 +2,7 @@
 // model.
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "attest/base/error.h"
@@ -21,13 +22,10 @@ namespace bitwitness {
 namespace {
 
 struct AuditFlags {
-  std::string record_file;
-  std::string prover;
-  std::string record_id;
+  std::optional<std::string> record_file, prover, record_id;
   std::string model;
   std::string level = "full";
-  std::string log_key;
-  std::string receipt;
+  std::optional<std::string> log_key, receipt;
   std::string device = "cpu";
   int threads = 0;
   std::string format = "text";
@@ -45,37 +43,36 @@ struct Evidence {
 Evidence gather(const AuditFlags& flags) {
   Evidence evidence;
 #if BITWITNESS_WITH_GRPC
-  if (!flags.prover.empty()) {
+  if (flags.prover) {
     FetchOptions options;
     options.deadline = std::chrono::seconds(flags.deadline_s);
-    FetchedRecord fetched = fetch_record(flags.prover, flags.record_id, options);
+    FetchedRecord fetched = fetch_record(*flags.prover, *flags.record_id, options);
     evidence.record = std::move(fetched.record);
-    evidence.name = flags.prover + "/" + flags.record_id;
+    evidence.name = *flags.prover + "/" + *flags.record_id;
     evidence.receipt = std::move(fetched.receipt);
-    evidence.receipt_name = "receipt from " + flags.prover;
+    evidence.receipt_name = "receipt from " + *flags.prover;
   }
 #endif
-  if (flags.prover.empty()) {
+  std::optional<std::string> receipt = flags.receipt;
+  if (flags.record_file) {
     evidence.record =
-        read_file(flags.record_file, {kMaxRecordBytes, ErrorKind::kUsage, ErrorKind::kMalformed});
-    evidence.name = flags.record_file;
+        read_file(*flags.record_file, {kMaxRecordBytes, ErrorKind::kUsage, ErrorKind::kMalformed});
+    evidence.name = *flags.record_file;
+    const std::string beside = *flags.record_file + ".tlog-proof";
+    if (!receipt && path_exists(beside)) receipt = beside;
   }
-  const std::string beside = flags.record_file + ".tlog-proof";
-  const std::string path = !flags.receipt.empty()                        ? flags.receipt
-                           : flags.prover.empty() && path_exists(beside) ? beside
-                                                                         : std::string();
-  if (!path.empty()) {
+  if (receipt) {
     const Bytes bytes =
-        read_file(path, {kMaxReceiptBytes, ErrorKind::kUsage, ErrorKind::kMalformed});
+        read_file(*receipt, {kMaxReceiptBytes, ErrorKind::kUsage, ErrorKind::kMalformed});
     evidence.receipt = std::string(as_text(bytes));
-    evidence.receipt_name = path;
+    evidence.receipt_name = *receipt;
   }
   return evidence;
 }
 
 AuditReport judge(const AuditFlags& flags, std::string& name) {
   AuditOptions options;
-  if (!flags.log_key.empty()) options.log_key = PublicKey::load_vkey(flags.log_key);
+  if (flags.log_key) options.log_key = PublicKey::load_vkey(*flags.log_key);
   const std::unique_ptr<Backend> backend = make_backend(flags.device, flags.threads);
   std::optional<Record> record;
   try {
@@ -104,13 +101,13 @@ AuditReport judge(const AuditFlags& flags, std::string& name) {
 }
 
 int run(const AuditFlags& flags) {
-  if (flags.prover.empty() == flags.record_file.empty()) {
+  if (flags.prover.has_value() == flags.record_file.has_value()) {
     throw usage_error("name either a record file or --prover HOST:PORT with --record ID");
   }
-  if (flags.prover.empty() != flags.record_id.empty()) {
+  if (flags.prover.has_value() != flags.record_id.has_value()) {
     throw usage_error("--prover and --record go together");
   }
-  std::string name = flags.prover.empty() ? flags.record_file : flags.prover;
+  std::string name = flags.prover ? *flags.prover : *flags.record_file;
   const AuditReport report = judge(flags, name);
   std::cout << (flags.format == "json" ? report_json(report, name) : report_text(report, name));
   return to_int(exit_code(report.verdict));

@@ -3,6 +3,7 @@
 #include "prover/serve.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -272,6 +273,57 @@ TEST(Serve, GetInfoTellsModelAndLimits) {
   EXPECT_EQ(info.max_tokens(), 4096U);
   EXPECT_EQ(info.evidence(), wire::EVIDENCE_LEVEL_LEAVES);
   EXPECT_EQ(info.log_key(), "");
+}
+
+// A unary call with bytes in and out, for services whose generated code is not installed.
+grpc::Status call_raw(const std::string& address, const std::string& method,
+                      const std::string& request, std::string& response) {
+  grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(20));
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice(request);
+  const grpc::ByteBuffer sent(&slice, 1);
+  const auto call = stub.PrepareUnaryCall(&context, method, sent, &queue);
+  call->StartCall();
+  grpc::ByteBuffer received;
+  grpc::Status status;
+  call->Finish(&received, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  std::vector<grpc::Slice> slices;
+  if (status.ok() && received.Dump(&slices).ok()) {
+    for (const grpc::Slice& part : slices) {
+      response.append(reinterpret_cast<const char*>(part.begin()), part.size());
+    }
+  }
+  return status;
+}
+
+TEST(Serve, TellsItsHealth) {
+  const Running running;
+  for (const std::string service : {"", "bitwitness.v1.Audit"}) {
+    // HealthCheckRequest.service is field 1; so is HealthCheckResponse.status, and SERVING is 1.
+    const std::string request =
+        service.empty() ? "" : std::string("\x0a") + static_cast<char>(service.size()) + service;
+    std::string response;
+    const grpc::Status status =
+        call_raw(running.address(), "/grpc.health.v1.Health/Check", request, response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response, std::string("\x08\x01"));
+  }
+}
+
+// What does not parse as a message of audit.proto reaches no handler.
+TEST(Serve, GarbageInPlaceOfARequest) {
+  const Running running;
+  std::string response;
+  EXPECT_FALSE(
+      call_raw(running.address(), "/bitwitness.v1.Audit/GetInfo", "\xff\xff\xff", response).ok());
+  EXPECT_EQ(call_raw(running.address(), "/bitwitness.v1.Audit/Open", "", response).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_NO_THROW(generate_remote(running.address(), text_request("x", 1), seconds(60)));
 }
 
 TEST(Serve, ConcurrentRequestsGiveTheClaimsOfEachAlone) {
@@ -644,7 +696,7 @@ TEST(Serve, AFullQueueRefuses) {
 
 TEST(Serve, AClientThatStopsReadingIsDropped) {
   ServeOptions options = local_options();
-  options.write_timeout = milliseconds(200);
+  options.write_timeout = seconds(2);
   options.evidence = EvidenceLevel::kRows;
   options.max_calls = 1;
   const Running running(options);

@@ -1,0 +1,134 @@
+// bw-verifier as an auditor runs it: verdicts, exit codes, formats.
+#include "tests/program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace bitwitness {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+const std::string kModel = std::string(BW_TEST_DATA_DIR) + "/models/tiny-qwen3";
+const std::string kOther = std::string(BW_TEST_DATA_DIR) + "/models/tiny-llama";
+const std::string kAudit = "bw-verifier audit run.bwrec --model " + kModel + " ";
+
+class VerifierProgram : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const test::ProgramResult made = run(
+        "bw-attest keygen --name log.example/t --out k.pem && bw-attest init log --key k.pem && "
+        "bw-prover run --model " +
+        kModel + " --prompt 'First Citizen:' --max-tokens 5 --out run.bwrec --log log --key k.pem");
+    ASSERT_EQ(made.code, 0) << made.err;
+  }
+  test::ProgramResult run(const std::string& line) const { return shell_.run(line); }
+  // Runs the line in both formats: same code, same verdict.
+  void expect_verdict(const std::string& line, int code, const std::string& verdict,
+                      const std::string& part = "") const {
+    const test::ProgramResult text = run(line);
+    EXPECT_EQ(text.code, code) << line << "\n" << text.out << text.err;
+    EXPECT_THAT(text.out, StartsWith(verdict + "  ")) << line;
+    EXPECT_THAT(text.out, HasSubstr(part)) << line;
+    const test::ProgramResult json = run(line + " --format json");
+    EXPECT_EQ(json.code, code) << line;
+    const nlohmann::json parsed = nlohmann::json::parse(json.out);
+    EXPECT_EQ(parsed.at("verdict"), verdict);
+    EXPECT_EQ(parsed.at("exit_code"), code);
+  }
+  void expect_error(const std::string& line, int code, const std::string& part) const {
+    const test::ProgramResult result = run(line);
+    EXPECT_EQ(result.code, code) << line << "\n" << result.out << result.err;
+    EXPECT_THAT(result.err, HasSubstr(part)) << line;
+    EXPECT_EQ(result.out, "") << line;
+  }
+  void write(const std::string& name, const std::string& bytes) const {
+    test::write_file(shell_.path(name), bytes);
+  }
+  std::string read(const std::string& name) const { return test::read_file(shell_.path(name)); }
+  test::Shell shell_;
+};
+
+TEST_F(VerifierProgram, Match) {
+  expect_verdict(kAudit, 0, "match", "log          not checked");
+  expect_verdict(kAudit + "--log-key k.pem.vkey", 0, "match", "entry 0 of log.example/t");
+  expect_verdict(kAudit + "--log-key \"$(cat k.pem.vkey)\" --device ref --level full", 0, "match");
+  expect_verdict(kAudit + "--log-key k.pem.vkey --receipt run.bwrec.tlog-proof", 0, "match");
+}
+
+TEST_F(VerifierProgram, AnyFlippedByteOfTheRecordIsMalformed) {
+  const std::string good = read("run.bwrec");
+  for (std::size_t at = 0; at < good.size(); at += 1 + good.size() / 23) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 0x20);
+    write("run.bwrec", bad);
+    expect_verdict(kAudit, 5, "malformed");
+  }
+}
+
+TEST_F(VerifierProgram, TruncatedPaddedRandomAndHugeRecordsAreMalformed) {
+  const std::string good = read("run.bwrec");
+  for (const std::string& bad :
+       {std::string(), good.substr(0, 7), good.substr(0, good.size() / 2), good + "x",
+        std::string(4096, '\xff'), std::string("{\"verdict\": \"match\"}")}) {
+    write("run.bwrec", bad);
+    expect_verdict(kAudit, 5, "malformed");
+  }
+  ASSERT_EQ(run("truncate -s 5G run.bwrec").code, 0);
+  expect_verdict(kAudit, 5, "malformed");
+}
+
+TEST_F(VerifierProgram, ATamperedModelIsAMismatchWithThePlace) {
+  ASSERT_EQ(run("cp -r " + kModel + " m && chmod -R u+w m").code, 0);
+  std::string weights = read("m/model.safetensors");
+  weights[weights.size() / 2] = static_cast<char>(weights[weights.size() / 2] ^ 0x40);
+  write("m/model.safetensors", weights);
+  expect_verdict("bw-verifier audit run.bwrec --model m", 1, "mismatch", "first difference: layer");
+}
+
+TEST_F(VerifierProgram, AnotherModelCannotBeJudged) {
+  expect_verdict("bw-verifier audit run.bwrec --model " + kOther, 4, "cannot_judge",
+                 "another model");
+}
+
+TEST_F(VerifierProgram, Receipts) {
+  const std::string with_key = kAudit + "--log-key k.pem.vkey";
+  std::string receipt = read("run.bwrec.tlog-proof");
+  receipt[receipt.size() - 5] = receipt[receipt.size() - 5] == 'A' ? 'B' : 'A';
+  write("bad.tlog-proof", receipt);
+  expect_verdict(with_key + " --receipt bad.tlog-proof", 5, "malformed");
+  write("empty.tlog-proof", "");
+  expect_verdict(with_key + " --receipt empty.tlog-proof", 5, "malformed");
+  ASSERT_EQ(run("bw-attest keygen --name log.example/u --out u.pem").code, 0);
+  expect_verdict(kAudit + "--log-key u.pem.vkey", 4, "cannot_judge");
+  ASSERT_EQ(run("rm run.bwrec.tlog-proof").code, 0);
+  expect_verdict(with_key, 4, "cannot_judge", "no receipt");
+}
+
+TEST_F(VerifierProgram, UnusableInputOfOnesOwn) {
+  expect_error("bw-verifier audit none.bwrec --model " + kModel, 2, "none.bwrec");
+  expect_error("bw-verifier audit . --model " + kModel, 2, ".");
+  expect_error("bw-verifier audit run.bwrec --model none", 2, "none");
+  expect_error("bw-verifier audit run.bwrec", 2, "--model");
+  expect_error("bw-verifier audit --model " + kModel, 2, "record");
+  expect_error(kAudit + "--level cell", 2, "level");
+  expect_error(kAudit + "--log-key nonsense", 2, "nonsense");
+  expect_error(kAudit + "--receipt none", 2, "none");
+  expect_error(kAudit + "--device tpu", 2, "tpu");
+  expect_error(kAudit + "--format yaml", 2, "format");
+  expect_error("bw-verifier", 2, "");
+}
+
+TEST_F(VerifierProgram, VersionAndSelftest) {
+  EXPECT_THAT(run("bw-verifier --version").out, HasSubstr("arithmetic fma32 version 1"));
+  EXPECT_EQ(run("bw-verifier --help").code, 0);
+  const test::ProgramResult result = run("bw-verifier selftest");
+  EXPECT_EQ(result.code, 0) << result.out;
+  EXPECT_THAT(result.out, HasSubstr(", 0 failed"));
+}
+
+}  // namespace
+}  // namespace bitwitness
