@@ -6,6 +6,7 @@
 
 #include "attest/base/file.h"
 #include "attest/base/hex.h"
+#include "attest/base/program.h"
 #include "attest/commands.h"
 #include "attest/log.h"
 #include "attest/record.h"
@@ -107,11 +108,17 @@ Json proof_json(const std::string& text, const std::string& document) {
 // Lists of scalars longer than this are cut in text; JSON has everything.
 constexpr std::size_t kShownItems = 24;
 
+// A scalar on one line of a terminal: the strings are somebody else's.
+std::string shown(const Json& value) {
+  if (value.is_null()) return "none";
+  return printable(value.is_string() ? value.get<std::string>() : value.dump());
+}
+
 // "key: value" lines, objects indented.
 void print_text(const Json& json, int indent) {
   const std::string margin(static_cast<std::size_t>(indent), ' ');
   for (const auto& [key, value] : json.items()) {
-    std::cout << margin << key << ":";
+    std::cout << margin << printable(key) << ":";
     if (value.is_object()) {
       std::cout << "\n";
       print_text(value, indent + 2);
@@ -120,19 +127,18 @@ void print_text(const Json& json, int indent) {
       for (const Json& item : value) {
         std::cout << margin << " ";
         for (const auto& [name, field] : item.items()) {
-          std::cout << " " << (field.is_string() ? field.get<std::string>() : field.dump());
+          std::cout << " " << shown(field);
         }
         std::cout << "\n";
       }
     } else if (value.is_array()) {
       for (std::size_t i = 0; i < std::min(value.size(), kShownItems); ++i) {
-        std::cout << " " << (value[i].is_string() ? value[i].get<std::string>() : value[i].dump());
+        std::cout << " " << shown(value[i]);
       }
       if (value.size() > kShownItems) std::cout << " ... (" << value.size() << " in all)";
       std::cout << "\n";
     } else {
-      // dump() escapes control characters: provenance is somebody else's text.
-      std::cout << " " << (value.is_null() ? "none" : value.dump()) << "\n";
+      std::cout << " " << shown(value) << "\n";
     }
   }
 }

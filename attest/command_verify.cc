@@ -120,7 +120,7 @@ void add_verify_command(CLI::App& app, int& exit_code) {
       json.update(out.fields);
       std::cout << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
     } else {
-      std::cout << verdict_word(out.code) << ": " << out.detail << "\n";
+      std::cout << verdict_word(out.code) << ": " << printable(out.detail) << "\n";
     }
     exit_code = to_int(out.code);
   });

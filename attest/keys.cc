@@ -188,6 +188,7 @@ SigningKey SigningKey::load(const std::string& pem_path) {
                       "600 on it, or make a new key if somebody may have read it");
   }
   Bytes pem = read_file(pem_path, {.max_bytes = kMaxPemBytes, .too_large = ErrorKind::kUsage});
+  if (pem.empty()) throw usage_error(pem_path + ": is empty");
   const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
   if (!bio) openssl_failed("reading a key file");
   Pkey pkey(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_pass_phrase, nullptr));

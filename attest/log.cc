@@ -11,6 +11,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <thread>
 #include <unordered_map>
@@ -101,6 +102,7 @@ Bytes bundle_bytes(std::span<const Bytes> entries) {
 }
 
 // The static files of a log as they stand for a tree of `size` entries. Only form is checked here.
+// One thread at a time.
 class Tiles {
  public:
   Tiles(std::string dir, std::uint64_t size) : dir_(std::move(dir)), size_(size) {}
@@ -111,7 +113,14 @@ class Tiles {
     return std::min(kTileWidth, hashes - index * kTileWidth);
   }
 
-  std::vector<Digest> tile(unsigned level, std::uint64_t index) const {
+  const std::vector<Digest>& tile(unsigned level, std::uint64_t index) const {
+    const auto place = std::pair(level, index);
+    if (const auto cached = cache_.find(place); cached != cache_.end()) return cached->second;
+    if (cache_.size() >= kCachedTiles) cache_.clear();
+    return cache_.emplace(place, load(level, index)).first->second;
+  }
+
+  std::vector<Digest> load(unsigned level, std::uint64_t index) const {
     const std::uint64_t width = tile_width(level, index);
     std::string path;
     const Bytes bytes = read(tile_stem(level, index), width, kTileWidth * kHashBytes, path);
@@ -158,7 +167,7 @@ class Tiles {
     const unsigned tile_level = level / kTileHeight;
     const unsigned within = level % kTileHeight;
     const std::uint64_t first = index << within;  // in hashes of the tile's lowest level
-    const std::vector<Digest> hashes = tile(tile_level, first / kTileWidth);
+    const std::vector<Digest>& hashes = tile(tile_level, first / kTileWidth);
     return merkle_root(std::span(hashes).subspan(first % kTileWidth, std::size_t{1} << within));
   }
 
@@ -177,8 +186,11 @@ class Tiles {
     return read_file(path, {.max_bytes = max_bytes, .missing = ErrorKind::kMalformed});
   }
 
+  static constexpr std::size_t kCachedTiles = 512;  // 4 MiB
+
   std::string dir_;
   std::uint64_t size_;
+  mutable std::map<std::pair<unsigned, std::uint64_t>, std::vector<Digest>> cache_;
 };
 
 // Writes the tile or bundle of that width (creating its directory).
@@ -328,7 +340,8 @@ std::vector<Digest> LogReader::consistency(std::uint64_t old_size) const {
 }
 
 std::string LogReader::receipt(std::uint64_t index) const {
-  return make_receipt(entry(index), index, inclusion(index), note_);
+  const Bytes logged = entry(index);  // refuses an index out of range
+  return make_receipt(logged, index, inclusion(index), note_);
 }
 
 void LogReader::verify_all(const ProgressFn& progress) const {
@@ -500,6 +513,13 @@ AppendResult append_record(const std::string& log_dir, const std::string& key_fi
                            const Digest& record_digest) {
   LogWriter writer(log_dir, SigningKey::load(key_file));
   return writer.append({log_entry_for_record(record_digest)}).front();
+}
+
+void check_log(const std::string& log_dir, const std::string& key_file) {
+  const SigningKey key = SigningKey::load(key_file);
+  const LogWriter writer(log_dir, key);
+  check_output_path(log_dir + kCheckpointFile);
+  LogReader(log_dir, key.public_key());
 }
 
 std::string TlogProof::text() const {

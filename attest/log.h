@@ -91,6 +91,10 @@ class LogWriter {
 AppendResult append_record(const std::string& log_dir, const std::string& key_file,
                            const Digest& record_digest);
 
+// Throws what append_record would throw for reasons visible beforehand (no log, not its key, not
+// writable, damaged), so that a long run need not end in vain.
+void check_log(const std::string& log_dir, const std::string& key_file);
+
 // Outcomes of judging a receipt; an ill-formed or forged one is a malformed Error instead.
 enum class ReceiptVerdict {
   kIncluded,     // this record is in the log of that key

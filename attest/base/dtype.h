@@ -8,7 +8,9 @@ namespace bitwitness {
 
 enum class Dtype : std::uint8_t { kBf16 = 1, kFp16 = 2, kFp32 = 3 };
 
-constexpr std::size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kFp32 ? 4 : 2; }
+constexpr std::size_t dtype_bytes(Dtype dtype) {
+  return dtype == Dtype::kFp32 ? 4 : 2;
+}
 
 constexpr const char* dtype_name(Dtype dtype) {
   switch (dtype) {

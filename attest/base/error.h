@@ -1,7 +1,7 @@
 // Errors and exit codes shared by every folder and by all three programs.
 //
-// An Error is for broken logistics (bad flags, unreadable files, ill-formed evidence). A difference in
-// bits is never an Error: it is a returned verdict.
+// An Error is for broken logistics (bad flags, unreadable files, ill-formed evidence). A difference
+// in bits is never an Error: it is a returned verdict.
 #pragma once
 
 #include <stdexcept>
@@ -46,7 +46,9 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-inline Error usage_error(const std::string& message) { return Error(ErrorKind::kUsage, message); }
+inline Error usage_error(const std::string& message) {
+  return Error(ErrorKind::kUsage, message);
+}
 inline Error infrastructure_error(const std::string& message) {
   return Error(ErrorKind::kInfrastructure, message);
 }

@@ -177,7 +177,10 @@ void check_output_path(const std::string& path) {
   struct stat info {};
   if (::stat(parent.c_str(), &info) != 0) fail_write(path, "write the file", errno);
   if (!S_ISDIR(info.st_mode)) fail_write(path, "write the file", ENOTDIR);
-  if (::access(parent.c_str(), W_OK | X_OK) != 0) fail_write(path, "write the file", errno);
+  // AT_EACCESS: with the rights that the write will have.
+  if (::faccessat(AT_FDCWD, parent.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    fail_write(path, "write the file", errno);
+  }
 }
 
 void make_directories(const std::string& path) {

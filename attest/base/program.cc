@@ -7,17 +7,25 @@
 namespace bitwitness {
 namespace {
 
-// One line, whatever the message holds: file names may have control characters.
 void print_error(const char* name, const std::string& message) {
-  std::string line = std::string(name) + ": error: ";
-  for (const char c : message) {
-    line.push_back(static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c);
-  }
-  line.push_back('\n');
+  const std::string line = std::string(name) + ": error: " + printable(message) + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
 }  // namespace
+
+std::string printable(const std::string& text) {
+  std::string out = text;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto c = static_cast<unsigned char>(out[i]);
+    if (c < 0x20 || c == 0x7f) out[i] = ' ';
+    // U+0080 to U+009F in UTF-8.
+    if (c == 0xc2 && i + 1 < out.size() && static_cast<unsigned char>(out[i + 1]) < 0xa0) {
+      out[i] = out[i + 1] = ' ';
+    }
+  }
+  return out;
+}
 
 int run_program(const char* name, const std::function<int()>& work) {
   int code = to_int(ExitCode::kInfrastructure);

@@ -283,5 +283,9 @@ TEST(Program, ExitCodesAndMessages) {
   EXPECT_EQ(run([]() -> int { throw 1; }).first, 3);
 }
 
+TEST(Program, PrintableTextCannotSteerATerminal) {
+  EXPECT_EQ(printable("a\x1b[2Jb\n\x7f\xc2\x9b\xc3\xa9\xc2"), "a [2Jb    \xc3\xa9\xc2");
+}
+
 }  // namespace
 }  // namespace bitwitness

@@ -161,6 +161,10 @@ TEST_F(LogTest, HighLevelFunctions) {
   const std::string key_file = dir_.path("k.pem");
   key_.save(key_file);
   const Digest record = sha256("a record");
+  check_log(log_, key_file);
+  EXPECT_EQ(error_kind([&] { check_log(dir_.path("none"), key_file); }), ErrorKind::kUsage);
+  fixed_key("other", 4).save(dir_.path("o.pem"));
+  EXPECT_EQ(error_kind([&] { check_log(log_, dir_.path("o.pem")); }), ErrorKind::kUsage);
   const AppendResult result = append_record(log_, key_file, record);
   EXPECT_EQ(result.index, 0U);
   const ReceiptResult judged = verify_receipt(result.receipt, key_.public_key(), record);
@@ -195,7 +199,9 @@ TEST_F(LogTest, DirectoriesThatAreNoLog) {
 TEST_F(LogTest, EveryAlteredFileIsNoticed) {
   append(0, 258);
   const auto files = snapshot(log_);
-  for (const auto& [path, content] : files) {
+  for (const auto& file : files) {
+    const std::string& path = file.first;
+    const std::string& content = file.second;
     if (path.ends_with("/.lock")) continue;
     const auto expect_noticed = [&](const std::string& altered, const std::string& how) {
       write_text(path, altered);
