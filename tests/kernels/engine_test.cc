@@ -1,5 +1,7 @@
-// The invariances of the engine: prefill = chunked prefill = decode; alone = in any batch at any slot; every
-// backend = the reference. Compared by leaf digests of every committed row.
+// The invariances of the engine: prefill = chunked prefill = decode; alone = in any batch at any
+// slot; every backend = the reference. Compared by leaf digests of every committed row.
+#include "kernels/engine.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include <tuple>
 
 #include "kernels/backend.h"
-#include "kernels/engine.h"
 #include "kernels/model/model.h"
 #include "tests/kernels/model/safetensors_writer.h"
 #include "tests/kernels/reference_models.h"
@@ -35,7 +36,8 @@ std::vector<std::int32_t> prompt_ids(std::int32_t length, std::int32_t seed, std
   return ids;
 }
 
-// Feeds the prompts together, at most `chunk` rows of each per step. Every row emits with temperature.
+// Feeds the prompts together, at most `chunk` rows of each per step. Every row emits with
+// temperature.
 std::map<std::int32_t, Committed> run(const Model& model, const std::string& device,
                                       const std::vector<Prompt>& prompts, std::int64_t chunk,
                                       std::int64_t max_rows = 512) {
@@ -143,15 +145,17 @@ TEST_P(Invariance, AloneEqualsInABatchAtAnySlot) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Invariance,
-    ::testing::Combine(::testing::ValuesIn(supported_models()),
-                       ::testing::Values("ref", "avx2", "avx512", "cuda")),
-    [](const auto& param) {
-      std::string name = std::get<0>(param.param) + "_" + std::get<1>(param.param);
-      std::replace_if(name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(All, Invariance,
+                         ::testing::Combine(::testing::ValuesIn(supported_models()),
+                                            ::testing::Values("ref", "avx2", "avx512", "cuda")),
+                         [](const auto& param) {
+                           std::string name =
+                               std::get<0>(param.param) + "_" + std::get<1>(param.param);
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
+                           return name;
+                         });
 
 TEST(Engine, RefusesWhatIsOutOfRange) {
   const std::unique_ptr<Backend> backend = make_backend("ref");

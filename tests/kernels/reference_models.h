@@ -17,10 +17,10 @@ struct ReferenceCase {
   std::string model;  // directory
   std::string name;
   std::vector<std::int32_t> input_ids;
-  std::vector<std::int32_t> greedy_ids;       // prompt and continuation, computed in binary64
-  std::vector<double> last_logits;            // binary64
-  std::vector<double> mid_logits;             // at position 20; zoo models only
-  std::string text;                           // tiny models only
+  std::vector<std::int32_t> greedy_ids;  // prompt and continuation, computed in binary64
+  std::vector<double> last_logits;       // binary64
+  std::vector<double> mid_logits;        // at position 20; zoo models only
+  std::string text;                      // tiny models only
 };
 
 inline std::filesystem::path models_dir() {

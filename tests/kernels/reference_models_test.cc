@@ -1,4 +1,6 @@
 // fma32 against the stock library: greedy ids equal, logits within 5e-6 of the largest.
+#include "tests/kernels/reference_models.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include "kernels/backend.h"
 #include "kernels/engine.h"
 #include "kernels/model/model.h"
-#include "tests/kernels/reference_models.h"
 
 namespace bitwitness {
 namespace {
@@ -52,8 +53,7 @@ TEST_P(ReferenceModels, GreedyIdsAndLogitsEqualTheStockOnes) {
       StepRow row;
       row.position = static_cast<std::int32_t>(t);
       row.token = reference.input_ids[t];
-      row.emit = t + 1 == reference.input_ids.size() ||
-                 (!reference.mid_logits.empty() && t == 20);
+      row.emit = t + 1 == reference.input_ids.size() || (!reference.mid_logits.empty() && t == 20);
       rows.push_back(row);
     }
     std::vector<std::int32_t> sampled = engine.step(rows, observer);
@@ -78,15 +78,17 @@ TEST_P(ReferenceModels, GreedyIdsAndLogitsEqualTheStockOnes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ReferenceModels,
-    ::testing::Combine(::testing::ValuesIn(supported_models()),
-                       ::testing::Values("ref", "avx2", "avx512", "cuda")),
-    [](const auto& param) {
-      std::string name = std::get<0>(param.param) + "_" + std::get<1>(param.param);
-      std::replace_if(name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(All, ReferenceModels,
+                         ::testing::Combine(::testing::ValuesIn(supported_models()),
+                                            ::testing::Values("ref", "avx2", "avx512", "cuda")),
+                         [](const auto& param) {
+                           std::string name =
+                               std::get<0>(param.param) + "_" + std::get<1>(param.param);
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace bitwitness

@@ -299,7 +299,7 @@ TEST_P(CpuBackendTest, Embed) {
       std::memcpy(memory.ending(table.size()), table.data(), table.size());
       const Matrix E{dtype, kRows, cols, memory.ending(table.size())};
       std::vector<std::int32_t> tokens;
-      for (int i = 0; i < 70; ++i) tokens.push_back((i * 37 + 49) % kRows);
+      for (int i = 0; i < 70; ++i) tokens.push_back((i * 37 + 49) % static_cast<int>(kRows));
       const std::int64_t M = static_cast<std::int64_t>(tokens.size());
       std::vector<float> want(static_cast<std::size_t>(M * cols)), got(want.size());
       reference_.embed(want.data(), E, tokens.data(), M);
@@ -352,7 +352,7 @@ TEST_P(CpuBackendTest, Rope) {
       std::vector<std::int32_t> slots, positions;
       for (int i = 0; i < 100; ++i) {
         slots.push_back(0);
-        positions.push_back((i * 71 + 199) % kPositions);
+        positions.push_back((i * 71 + 199) % static_cast<int>(kPositions));
       }
       const RowMap rows{100, slots.data(), positions.data(), slots.data(), positions.data()};
       std::vector<float> want = random_floats(100 * heads * head_dim, Spread::kWide, 14),

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/rope_tables.h"
 #include "tests/kernels/model/expect_error.h"
 #include "tests/kernels/model/safetensors_writer.h"
 
@@ -143,7 +144,7 @@ TEST(Model, DescriptionIsSortedAndSurvivesAMove) {
   EXPECT_EQ(before.arithmetic, "fma32");
   EXPECT_EQ(before.family, "qwen3");
   EXPECT_EQ(before.config, model.config().canonical());
-  EXPECT_TRUE(before.tables.empty());
+  EXPECT_EQ(before.tables, rope_table_bytes(model.config()));
   EXPECT_EQ(before.tokenizer_json.size(), 122702U);
   EXPECT_EQ(before.tensors.size(), 46U);
   EXPECT_TRUE(std::is_sorted(before.tensors.begin(), before.tensors.end(),
