@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <ctime>
 #include <stdexcept>
 
 #include "attest/base/canonical.h"
@@ -256,6 +257,24 @@ Digest file_digest(ByteView content) {
 }
 
 }  // namespace
+
+EvidenceLevel parse_evidence_level(std::string_view name) {
+  for (const EvidenceLevel level : {EvidenceLevel::kNone, EvidenceLevel::kRoots,
+                                    EvidenceLevel::kLeaves, EvidenceLevel::kRows}) {
+    if (name == evidence_level_name(level)) return level;
+  }
+  throw usage_error("unknown evidence level '" + std::string(name) +
+                    "'; use none, roots, leaves or rows");
+}
+
+std::string provenance_time_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
 
 const char* evidence_level_name(EvidenceLevel level) {
   switch (level) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attest/base/bytes.h"
@@ -33,6 +34,8 @@ inline constexpr const char* kFinished = "finished";  // RFC 3339 UTC
 
 // A provenance with a fresh nonce.
 Provenance new_provenance();
+// The present time as provenance writes it: RFC 3339, UTC, whole seconds.
+std::string provenance_time_now();
 
 enum class EvidenceLevel : std::uint8_t {
   kNone = 0,
@@ -41,6 +44,8 @@ enum class EvidenceLevel : std::uint8_t {
   kRows = 3,    // leaf digests and the committed rows themselves: ... to the element
 };
 const char* evidence_level_name(EvidenceLevel level);
+// The level of that name, as flags give it. Throws a usage error that lists the names.
+EvidenceLevel parse_evidence_level(std::string_view name);
 
 // Not signed: it is checked against the trace root, which is.
 struct Evidence {

@@ -55,13 +55,13 @@ NonFiniteError::NonFiniteError(const std::string& op_name, std::int64_t at_layer
       position(at_position),
       element(at_element) {}
 
-Engine::Engine(const Model& model, Backend& backend, const EngineOptions& options)
+Engine::Engine(const ModelConfig& config, const PlacedWeights& weights, Backend& backend,
+               const EngineOptions& options)
     : backend_(backend),
-      options_(checked(options, model.config())),
-      config_(model.config()),
-      placed_(model.weights(), backend),
-      scratch_(backend, model.config(), std::max(options_.max_rows, kMaxEmitRows)) {
-  const ModelConfig& config = config_;
+      options_(checked(options, config)),
+      config_(config),
+      weights_(weights.weights()),
+      scratch_(backend, config, std::max(options_.max_rows, kMaxEmitRows)) {
   const RopeTables tables = rope_tables(rope_inverse_frequencies(config), options_.capacity);
   const std::size_t table_bytes = tables.cosines.size() * sizeof(float);
   cosines_ = backend.allocate(table_bytes);
@@ -167,12 +167,12 @@ void Engine::run_layers(const RowMap& rows, const StepObserver& observer,
   const auto check = [&](const float* x, std::int64_t width) {
     if (!probe && backend_.find_non_finite(x, width, rows.rows).row >= 0) report_non_finite(rows);
   };
-  backend_.embed(h, placed_.weights().embedding, token_.as<std::int32_t>(), rows.rows);
+  backend_.embed(h, weights_.embedding, token_.as<std::int32_t>(), rows.rows);
   if (probe) probe("embedding", h, config.hidden_size);
   check(h, config.hidden_size);
   commit(LeafType::kRow, 0, rows, h, config.hidden_size, nullptr, 0, observer);
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    layer_forward(backend_, config, placed_.weights().layers[static_cast<std::size_t>(layer)], rope,
+    layer_forward(backend_, config, weights_.layers[static_cast<std::size_t>(layer)], rope,
                   layer_kv(layer), rows, scratch_, h, probe);
     check(scratch_.k.as<float>(), config.kv_size());
     check(scratch_.v.as<float>(), config.kv_size());
@@ -225,8 +225,7 @@ void Engine::step_chunk(std::span<const StepRow> rows, const StepObserver& obser
     backend_.gather_rows(emitted_hidden_.as<float>(), hidden_.as<float>(), config.hidden_size,
                          emit_index_.as<std::int32_t>(), M);
     float* logits = logits_.as<float>();
-    head_forward(backend_, config, placed_.weights(), emitted_hidden_.as<float>(), scratch_, M,
-                 logits);
+    head_forward(backend_, config, weights_, emitted_hidden_.as<float>(), scratch_, M, logits);
     const RowMap emitted = upload_rows(chunk);
     const NonFinite found = backend_.find_non_finite(logits, config.vocab_size, M);
     if (found.row >= 0) {

@@ -63,9 +63,12 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // The model and the backend must outlive the engine. Throws usage errors for options out of range
-  // and infrastructure errors when memory does not suffice.
-  Engine(const Model& model, Backend& backend, const EngineOptions& options);
+  // `weights` are those of a model with this configuration, placed on `backend`; both must outlive
+  // the engine. Placing is the costly part where weights are copied: do it once for any number of
+  // engines. Throws usage errors for options out of range and infrastructure errors when memory
+  // does not suffice.
+  Engine(const ModelConfig& config, const PlacedWeights& weights, Backend& backend,
+         const EngineOptions& options);
 
   // Runs `rows` (of one slot: ascending consecutive positions, all earlier ones already run)
   // through the model and returns the sampled token of each row with emit, in order. Token ids must
@@ -90,7 +93,7 @@ class Engine {
   Backend& backend_;
   EngineOptions options_;
   ModelConfig config_;
-  PlacedWeights placed_;
+  const ModelWeights& weights_;
   LayerScratch scratch_;
   Buffer cosines_, sines_;                       // [capacity, head_dim / 2]
   Buffer keys_, values_;                         // [layers, slots, capacity, kv_width]

@@ -1,6 +1,5 @@
 // bw-prover run: requests in, text, records and log entries out.
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -15,6 +14,7 @@
 #include "attest/base/progress.h"
 #include "attest/keys.h"
 #include "attest/log.h"
+#include "kernels/tokenizer/token_ids.h"
 #include "prover/commands.h"
 #include "prover/generate.h"
 #include "prover/npy.h"
@@ -43,23 +43,6 @@ struct RunFlags {
   std::int64_t prefill_chunk = 0;
   std::string format = "text";
 };
-
-EvidenceLevel evidence_level(const std::string& name) {
-  for (const EvidenceLevel level : {EvidenceLevel::kNone, EvidenceLevel::kRoots,
-                                    EvidenceLevel::kLeaves, EvidenceLevel::kRows}) {
-    if (name == evidence_level_name(level)) return level;
-  }
-  throw usage_error("--evidence: unknown level '" + name + "'; use none, roots, leaves or rows");
-}
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
 
 // Where the results of request `index` go. One request: the paths as given; a batch: numbered files
 // in the directories given.
@@ -116,7 +99,7 @@ int run(const RunFlags& flags) {
   }
   const bool json = flags.format == "json";
   const bool batch = flags.batch.has_value();
-  const EvidenceLevel evidence = evidence_level(flags.evidence);
+  const EvidenceLevel evidence = parse_evidence_level(flags.evidence);
   const std::vector<RequestText> texts = requests_from(flags);
 
   // Whatever can fail for reasons known now fails before the model is loaded.
@@ -134,10 +117,7 @@ int run(const RunFlags& flags) {
   }
   std::optional<SigningKey> operator_key;
   if (flags.operator_key) operator_key = SigningKey::load(*flags.operator_key);
-  if (flags.log) {
-    const SigningKey key = SigningKey::load(*flags.key);
-    const LogReader log(*flags.log, key.public_key());
-  }
+  if (flags.log) check_log(*flags.log, *flags.key);
 
   const std::unique_ptr<Backend> backend = make_backend(flags.device, flags.threads);
   std::optional<ServedModel> model;
@@ -149,7 +129,7 @@ int run(const RunFlags& flags) {
   for (const RequestText& text : texts) requests.push_back(resolve_request(*model, text));
 
   Provenance provenance = run_provenance(*backend);
-  provenance[provenance_key::kStarted] = utc_now();
+  provenance[provenance_key::kStarted] = provenance_time_now();
   GenerationOptions options;
   options.prefill_chunk = flags.prefill_chunk;
   options.keep_logits = flags.logits_out.has_value();
@@ -169,7 +149,7 @@ int run(const RunFlags& flags) {
     generations = generate(*model, *backend, requests, options, observer);
   }
   if (!json && !batch) std::cout << "\n";
-  provenance[provenance_key::kFinished] = utc_now();
+  provenance[provenance_key::kFinished] = provenance_time_now();
 
   for (std::size_t i = 0; i < generations.size(); ++i) {
     const Generation& generation = generations[i];

@@ -41,14 +41,6 @@ struct ServeFlags {
   std::string format = "text";
 };
 
-EvidenceLevel evidence_level(const std::string& name) {
-  for (const EvidenceLevel level : {EvidenceLevel::kNone, EvidenceLevel::kRoots,
-                                    EvidenceLevel::kLeaves, EvidenceLevel::kRows}) {
-    if (name == evidence_level_name(level)) return level;
-  }
-  throw usage_error("--evidence: unknown level '" + name + "'; use none, roots, leaves or rows");
-}
-
 // SIGINT and SIGTERM as bytes in a pipe: a handler may do no more than write. The second signal has
 // its usual effect, so that a stop that takes too long can be cut short.
 class StopSignals {
@@ -89,7 +81,7 @@ int run(const ServeFlags& flags) {
   }
   ServeOptions options;
   options.listen = flags.listen;
-  options.evidence = evidence_level(flags.evidence);
+  options.evidence = parse_evidence_level(flags.evidence);
   options.max_tokens = flags.max_tokens;
   options.max_record_bytes = flags.max_record_mib << 20;
   options.max_memory_bytes = std::max(options.max_memory_bytes, options.max_record_bytes);

@@ -60,14 +60,15 @@ std::int64_t positions_needed(const ModelConfig& config, const GenerationRequest
 
 class Batch {
  public:
-  Batch(const ServedModel& model, Backend& backend, std::span<const GenerationRequest> requests,
-        const GenerationOptions& options, const GenerationObserver& observer)
+  Batch(const ServedModel& model, const PlacedWeights& weights, Backend& backend,
+        std::span<const GenerationRequest> requests, const GenerationOptions& options,
+        const GenerationObserver& observer)
       : model_(model),
         config_(model.model.config()),
         requests_(requests),
         options_(options),
         observer_(observer),
-        engine_(model.model, backend, engine_options()),
+        engine_(config_, weights, backend, engine_options()),
         results_(requests.size()) {
     for (std::int64_t slot = engine_.options().slots - 1; slot >= 0; --slot) {
       free_slots_.push_back(static_cast<std::int32_t>(slot));
@@ -361,13 +362,21 @@ void check_request(const ServedModel& model, const GenerationRequest& request) {
   }
 }
 
-std::vector<Generation> generate(const ServedModel& model, Backend& backend,
-                                 std::span<const GenerationRequest> requests,
+std::vector<Generation> generate(const ServedModel& model, const PlacedWeights& weights,
+                                 Backend& backend, std::span<const GenerationRequest> requests,
                                  const GenerationOptions& options,
                                  const GenerationObserver& observer) {
   for (const GenerationRequest& request : requests) check_request(model, request);
   if (requests.empty()) return {};
-  return Batch(model, backend, requests, options, observer).run();
+  return Batch(model, weights, backend, requests, options, observer).run();
+}
+
+std::vector<Generation> generate(const ServedModel& model, Backend& backend,
+                                 std::span<const GenerationRequest> requests,
+                                 const GenerationOptions& options,
+                                 const GenerationObserver& observer) {
+  const PlacedWeights weights(model.model.weights(), backend);
+  return generate(model, weights, backend, requests, options, observer);
 }
 
 Record make_record(const ServedModel& model, const Generation& generation, EvidenceLevel evidence,

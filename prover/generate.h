@@ -78,7 +78,12 @@ struct GenerationObserver {
 void check_request(const ServedModel& model, const GenerationRequest& request);
 
 // Runs all requests; result i belongs to request i. The bits of a result do not depend on the other
-// requests, on the options or on the backend.
+// requests, on the options or on the backend. `weights` are the model's, placed on `backend`;
+// without them they are placed for this call.
+std::vector<Generation> generate(const ServedModel& model, const PlacedWeights& weights,
+                                 Backend& backend, std::span<const GenerationRequest> requests,
+                                 const GenerationOptions& options,
+                                 const GenerationObserver& observer = {});
 std::vector<Generation> generate(const ServedModel& model, Backend& backend,
                                  std::span<const GenerationRequest> requests,
                                  const GenerationOptions& options,

@@ -21,9 +21,6 @@ struct RequestText {
   std::optional<std::string> seed_hex;
 };
 
-// "1,2,3": decimal ids separated by commas, spaces allowed. Usage error naming the offending part.
-std::vector<std::uint32_t> parse_token_ids(const std::string& text);
-
 // Lines of {"prompt": TEXT | "token_ids": [..], "max_tokens": N, "temperature": T, "top_k": K,
 // "top_p": P, "seed": HEX}; what a line leaves out comes from `defaults`. Blank lines are skipped;
 // an unknown key, a wrong type or a file without requests is a usage error naming file and line.

@@ -49,15 +49,6 @@ constexpr milliseconds kPoll{50};  // how late cancellation may be noticed
 // provenance.
 constexpr std::uint64_t kRecordOverheadBytes = 64 << 10;
 
-std::string rfc3339(WallClock::time_point time) {
-  const std::time_t seconds = WallClock::to_time_t(time);
-  std::tm parts{};
-  gmtime_r(&seconds, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
-
 // ---- Listen address.
 
 struct ListenAddress {
@@ -288,6 +279,7 @@ class Server::Impl final : public wire::Audit::Service {
   Impl(const ServedModel& model, Backend& backend, ServeOptions options)
       : model_(model),
         backend_(backend),
+        weights_(model.model.weights(), backend),
         options_(checked(std::move(options))),
         listen_(parse_listen(options_.listen)),
         store_(options_.records_dir, options_.max_memory_bytes) {
@@ -713,10 +705,10 @@ class Server::Impl final : public wire::Audit::Service {
                                     [](const auto& job) { return job->abandoned.load(); });
     };
     Provenance provenance = run_provenance(backend_);
-    provenance[provenance_key::kStarted] = rfc3339(WallClock::now());
+    provenance[provenance_key::kStarted] = provenance_time_now();
     const std::vector<Generation> generations =
-        generate(model_, backend_, requests, options, observer);
-    provenance[provenance_key::kFinished] = rfc3339(WallClock::now());
+        generate(model_, weights_, backend_, requests, options, observer);
+    provenance[provenance_key::kFinished] = provenance_time_now();
 
     try {
       std::vector<wire::Result> results = keep(jobs, generations, std::move(provenance));
@@ -780,6 +772,7 @@ class Server::Impl final : public wire::Audit::Service {
 
   const ServedModel& model_;
   Backend& backend_;
+  const PlacedWeights weights_;
   const ServeOptions options_;
   const ListenAddress listen_;
   const Digest manifest_digest_ = model_.manifest.digest();

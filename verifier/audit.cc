@@ -29,7 +29,10 @@ class Replayer {
  public:
   Replayer(const Claim& claim, const AuditModel& model, Backend& backend,
            const AuditOptions& options)
-      : claim_(claim), options_(options), engine_(model.model, backend, engine_options()) {
+      : claim_(claim),
+        options_(options),
+        weights_(model.model.weights(), backend),
+        engine_(model.model.config(), weights_, backend, engine_options()) {
     ids_ = claim.prompt_ids;
     ids_.insert(ids_.end(), claim.emitted_ids.begin(), claim.emitted_ids.end());
   }
@@ -97,6 +100,7 @@ class Replayer {
 
   const Claim& claim_;
   const AuditOptions& options_;
+  PlacedWeights weights_;
   Engine engine_;
   std::vector<std::uint32_t> ids_;
 };
@@ -164,6 +168,15 @@ bool same_computation(const Manifest& claimed, const Manifest& local) {
     if (a.name != b.name || a.dtype != b.dtype || a.shape != b.shape) return false;
   }
   return true;
+}
+
+// Whether a run of this model can have a trace of this shape at all; checked before anything is
+// sized by it.
+bool possible_shape(const TraceShape& shape, const ModelConfig& config) {
+  return shape.layers == config.num_layers && shape.hidden == config.hidden_size &&
+         shape.kv_width == config.kv_size() && shape.vocab == config.vocab_size &&
+         shape.row_dtype == Dtype::kFp32 && shape.kv_dtype == Dtype::kFp32 &&
+         shape.positions <= static_cast<std::uint64_t>(config.max_positions);
 }
 
 void check_receipt(const AuditOptions& options, const Digest& record_digest, AuditReport& report) {
@@ -360,6 +373,20 @@ AuditReport audit_record(const Record& record, const AuditModel& model, Backend&
     report.findings.push_back("the record's model is not the one in " + model.model.dir().string() +
                               ":");
     report.findings.insert(report.findings.end(), differences.begin(), differences.end());
+  }
+  if (!possible_shape(shape, model.model.config())) {
+    report.verdict = Verdict::kMismatch;
+    report.findings.push_back(
+        "no run of this model has a trace of the claimed shape (layers, widths, types or "
+        "positions)");
+    return report;
+  }
+  if (claim.sampling.algorithm != contract::kSamplerVersion) {
+    report.verdict = Verdict::kCannotJudge;
+    report.findings.push_back("the claim uses sampler version " +
+                              std::to_string(claim.sampling.algorithm) + "; this program knows " +
+                              std::to_string(contract::kSamplerVersion));
+    return report;
   }
   try {
     Replayer replayer(claim, model, backend, options);

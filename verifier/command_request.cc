@@ -1,6 +1,5 @@
 // bw-verifier request: an auditor's own request to a prover, with a nonce of its own, and the
 // record that comes of it.
-#include <charconv>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include "attest/base/hex.h"
 #include "attest/base/program.h"
 #include "attest/base/random.h"
+#include "kernels/tokenizer/token_ids.h"
 #include "verifier/client.h"
 #include "verifier/commands.h"
 
@@ -34,26 +34,6 @@ struct RequestFlags {
   std::string format = "text";
 };
 
-std::vector<std::uint32_t> parse_ids(const std::string& text) {
-  std::vector<std::uint32_t> ids;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  while (true) {
-    while (at != end && *at == ' ') ++at;
-    std::uint32_t id = 0;
-    const auto parsed = std::from_chars(at, end, id);
-    at = parsed.ptr;
-    while (at != end && *at == ' ') ++at;
-    if (parsed.ec != std::errc() || (at != end && *at != ',')) {
-      throw usage_error("--token-ids '" + text.substr(0, 80) +
-                        "': give decimal ids separated by commas, e.g. 1,2,3");
-    }
-    ids.push_back(id);
-    if (at == end) return ids;
-    ++at;
-  }
-}
-
 Bytes parse_nonce(const std::string& text) {
   if (text == "random") return random_bytes(kNonceBytes);
   std::optional<Bytes> nonce = from_hex_any_case(text);
@@ -67,7 +47,7 @@ Bytes parse_nonce(const std::string& text) {
 RemoteRequest request_from(const RequestFlags& flags) {
   RemoteRequest request;
   if (!flags.token_ids.empty()) {
-    request.prompt_ids = parse_ids(flags.token_ids);
+    request.prompt_ids = parse_token_ids(flags.token_ids);
   } else if (!flags.prompt_file.empty()) {
     request.prompt = std::string(as_text(
         read_file(flags.prompt_file, {kMaxPromptBytes, ErrorKind::kUsage, ErrorKind::kUsage})));

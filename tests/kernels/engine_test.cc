@@ -42,12 +42,14 @@ std::map<std::int32_t, Committed> run(const Model& model, const std::string& dev
                                       const std::vector<Prompt>& prompts, std::int64_t chunk,
                                       std::int64_t max_rows = 512) {
   const std::unique_ptr<Backend> backend = make_backend(device, 2);
+  const PlacedWeights weights(model.weights(), *backend);
   std::int64_t capacity = 1, slots = 1;
   for (const Prompt& prompt : prompts) {
     capacity = std::max(capacity, static_cast<std::int64_t>(prompt.ids.size()));
     slots = std::max<std::int64_t>(slots, prompt.slot + 1);
   }
-  Engine engine(model, *backend, {.slots = slots, .capacity = capacity, .max_rows = max_rows});
+  Engine engine(model.config(), weights, *backend,
+                {.slots = slots, .capacity = capacity, .max_rows = max_rows});
   std::map<std::int32_t, Committed> out;
   StepObserver observer;
   observer.on_leaves = [&](LeafType type, std::uint32_t layer, const RowMap& rows,
@@ -160,10 +162,11 @@ INSTANTIATE_TEST_SUITE_P(All, Invariance,
 TEST(Engine, RefusesWhatIsOutOfRange) {
   const std::unique_ptr<Backend> backend = make_backend("ref");
   const Model& model = tiny("tiny-qwen3");
-  EXPECT_THROW(Engine(model, *backend, {.slots = 1, .capacity = 1025}), Error);
-  EXPECT_THROW(Engine(model, *backend, {.slots = 0, .capacity = 8}), Error);
-  EXPECT_THROW(Engine(model, *backend, {.slots = 1, .capacity = 0}), Error);
-  Engine engine(model, *backend, {.slots = 2, .capacity = 8});
+  const PlacedWeights weights(model.weights(), *backend);
+  EXPECT_THROW(Engine(model.config(), weights, *backend, {.slots = 1, .capacity = 1025}), Error);
+  EXPECT_THROW(Engine(model.config(), weights, *backend, {.slots = 0, .capacity = 8}), Error);
+  EXPECT_THROW(Engine(model.config(), weights, *backend, {.slots = 1, .capacity = 0}), Error);
+  Engine engine(model.config(), weights, *backend, {.slots = 2, .capacity = 8});
   const auto step = [&](std::int32_t slot, std::int32_t position, std::int32_t token) {
     StepRow row;
     row.slot = slot;

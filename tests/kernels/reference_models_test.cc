@@ -38,9 +38,10 @@ TEST_P(ReferenceModels, GreedyIdsAndLogitsEqualTheStockOnes) {
   }
   const std::unique_ptr<Backend> backend = make_backend(device, 2);
   const Model model = Model::load(models_dir() / model_name);
+  const PlacedWeights weights(model.weights(), *backend);
   for (const ReferenceCase& reference : reference_cases(model_name)) {
     SCOPED_TRACE(reference.name);
-    Engine engine(model, *backend,
+    Engine engine(model.config(), weights, *backend,
                   {.slots = 1, .capacity = static_cast<std::int64_t>(reference.greedy_ids.size())});
     std::vector<float> logits;
     StepObserver observer;

@@ -216,13 +216,6 @@ TEST(Generate, CancelEndsTheCall) {
   EXPECT_THROW(generate(model, *backend, {&request, 1}, {}, observer), Error);
 }
 
-TEST(Requests, TokenIds) {
-  EXPECT_EQ(parse_token_ids("1,2, 3"), (std::vector<std::uint32_t>{1, 2, 3}));
-  for (const char* bad : {"", "1,", ",1", "1,,2", "x", "-1", "1 2", "4294967296", "0x10"}) {
-    EXPECT_THROW(parse_token_ids(bad), Error) << bad;
-  }
-}
-
 class RequestFile : public ::testing::Test {
  protected:
   std::vector<RequestText> read(const std::string& text) {

@@ -266,6 +266,27 @@ TEST(Audit, ARecordAboutAnotherModelCannotBeJudged) {
   EXPECT_EQ(exit_code(report.verdict), ExitCode::kCannotJudge);
 }
 
+TEST(Audit, AnImpossibleShapeIsRefusedBeforeAnythingIsSizedByIt) {
+  const auto verdict_of = [](const std::function<void(TraceShape&)>& change) {
+    Record record = honest_record(EvidenceLevel::kNone);
+    change(record.claim.trace_shape);
+    try {
+      const std::unique_ptr<Backend> backend = make_backend("cpu", 1);
+      return audit_record(record, auditor(), *backend, {}).verdict;
+    } catch (const Error&) {
+      return Verdict::kMalformed;
+    }
+  };
+  EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.layers = 3; }), Verdict::kMismatch);
+  EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.layers = 60000; }), Verdict::kMismatch);
+  EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.hidden = 64; }), Verdict::kMismatch);
+  EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.kv_width = 1; }), Verdict::kMismatch);
+  EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.vocab = 4096; }), Verdict::kMismatch);
+  EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.row_dtype = Dtype::kBf16; }),
+            Verdict::kMismatch);
+  EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.positions = 2000; }), Verdict::kMismatch);
+}
+
 TEST(Audit, ProverChosenSeedIsNoted) {
   GenerationRequest request = sampled_request();
   request.seed_provenance = SeedProvenance::kProver;
