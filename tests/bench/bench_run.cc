@@ -138,7 +138,7 @@ Run run_once(const Model& model, const PlacedWeights& weights, Backend& backend,
 int main_of(int argc, char** argv) {
   int threads = static_cast<int>(std::thread::hardware_concurrency()), repeat = 3;
   bool json = false;
-  for (int i = 1; i < argc; ++i) {
+  for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
     if (flag == "--threads" && std::atoi(value.c_str()) > 0) {
       threads = std::atoi(value.c_str());
@@ -154,7 +154,6 @@ int main_of(int argc, char** argv) {
                    "text|json]\n");
       return 2;
     }
-    ++i;
   }
   g_threads = threads;
   const test::TempDir dir;

@@ -20,7 +20,6 @@ namespace {
 struct Committed {
   std::map<std::tuple<LeafType, std::uint32_t, std::int32_t>, Digest> leaves;
   std::vector<std::int32_t> sampled;
-  friend bool operator==(const Committed&, const Committed&) = default;
 };
 
 struct Prompt {
