@@ -150,12 +150,8 @@ INSTANTIATE_TEST_SUITE_P(All, Invariance,
                          ::testing::Combine(::testing::ValuesIn(supported_models()),
                                             ::testing::Values("ref", "avx2", "avx512", "cuda")),
                          [](const auto& param) {
-                           std::string name =
-                               std::get<0>(param.param) + "_" + std::get<1>(param.param);
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
-                               '_');
-                           return name;
+                           return test_name(std::get<0>(param.param) + "_" +
+                                            std::get<1>(param.param));
                          });
 
 TEST(Engine, RefusesWhatIsOutOfRange) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -58,6 +59,14 @@ inline std::vector<ReferenceCase> reference_cases(const std::string& model) {
 inline const std::vector<std::string>& supported_models() {
   static const std::vector<std::string> models{"tiny-llama", "tiny-qwen3", "zoo/llama31-ropescale"};
   return models;
+}
+
+// `text` as the name of a parameterised test: letters and digits, anything else as '_'.
+inline std::string test_name(std::string text) {
+  for (char& c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return text;
 }
 
 }  // namespace bitwitness

@@ -84,13 +84,7 @@ TEST_P(EqualClaims, FromEveryBackendChunkingAndBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EqualClaims, ::testing::ValuesIn(supported_models()),
-                         [](const auto& param) {
-                           std::string name = param.param;
-                           std::replace_if(
-                               name.begin(), name.end(),
-                               [](char c) { return std::isalnum(c) == 0; }, '_');
-                           return name;
-                         });
+                         [](const auto& param) { return test_name(param.param); });
 
 TEST(Generate, TextIsThatOfTheStockLibrary) {
   for (const char* name : {"tiny-llama", "tiny-qwen3"}) {
