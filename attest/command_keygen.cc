@@ -2,6 +2,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "attest/base/print_json.h"
 #include "attest/commands.h"
 #include "attest/keys.h"
 #include "attest/selftest.h"
@@ -31,7 +32,7 @@ void add_keygen_command(CLI::App& app, int& exit_code) {
     if (*format == "json") {
       const nlohmann::ordered_json out{
           {"key", flags->out}, {"vkey_file", flags->out + ".vkey"}, {"vkey", vkey}};
-      std::cout << out.dump(2) << "\n";
+      print_json(out);
     } else {
       std::cout << vkey << "\n";
       std::cerr << "private key in " << flags->out << ", verifier key in " << flags->out

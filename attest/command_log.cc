@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attest/base/file.h"
+#include "attest/base/print_json.h"
 #include "attest/commands.h"
 #include "attest/log.h"
 #include "attest/record.h"
@@ -27,7 +28,7 @@ void add_init_command(CLI::App& app, int& exit_code) {
     const PublicKey& log_key = key.public_key();
     if (*format == "json") {
       const Json out{{"log", flags->dir}, {"origin", log_key.name}, {"vkey", log_key.vkey()}};
-      std::cout << out.dump(2) << "\n";
+      print_json(out);
     } else {
       std::cout << log_key.vkey() << "\n";
       std::cerr << "empty log " << log_key.name << " in " << flags->dir << "\n";
@@ -74,7 +75,7 @@ void add_append_command(CLI::App& app, int& exit_code) {
     }
     if (*format == "json") {
       const Json out{{"size", results.front().size}, {"records", list}};
-      std::cout << out.dump(2) << "\n";
+      print_json(out);
     }
     exit_code = 0;
   });
@@ -98,7 +99,7 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
                      {"size", log.size()},
                      {"root", log.checkpoint().root.hex()},
                      {"note", log.checkpoint_note()}};
-      std::cout << out.dump(2) << "\n";
+      print_json(out);
     } else {
       std::cout << log.checkpoint_note();
     }
@@ -138,7 +139,7 @@ void add_prove_command(CLI::App& app, int& exit_code) {
     if (!flags->out.empty()) write_file_atomic(flags->out, receipt);
     if (*format == "json") {
       const Json out{{"index", at}, {"size", log.size()}, {"receipt", receipt}};
-      std::cout << out.dump(2) << "\n";
+      print_json(out);
     } else if (flags->out.empty()) {
       std::cout << receipt;
     } else {

@@ -6,6 +6,7 @@
 
 #include "attest/base/file.h"
 #include "attest/base/hex.h"
+#include "attest/base/print_json.h"
 #include "attest/base/program.h"
 #include "attest/commands.h"
 #include "attest/log.h"
@@ -172,7 +173,7 @@ void add_show_command(CLI::App& app, int& exit_code) {
   command->callback([path, format, &exit_code] {
     const Json json = show(*path);
     if (*format == "json") {
-      std::cout << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+      print_json(json);
     } else {
       print_text(json, 0);
     }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attest/base/file.h"
+#include "attest/base/print_json.h"
 #include "attest/base/program.h"
 #include "attest/base/progress.h"
 #include "attest/commands.h"
@@ -118,7 +119,7 @@ void add_verify_command(CLI::App& app, int& exit_code) {
     if (*format == "json") {
       nlohmann::ordered_json json{{"verdict", verdict_word(out.code)}, {"detail", out.detail}};
       json.update(out.fields);
-      std::cout << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+      print_json(json);
     } else {
       std::cout << verdict_word(out.code) << ": " << printable(out.detail) << "\n";
     }

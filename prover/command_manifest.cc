@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attest/base/file.h"
+#include "attest/base/print_json.h"
 #include "attest/base/program.h"
 #include "attest/base/progress.h"
 #include "attest/manifest.h"
@@ -27,7 +28,7 @@ std::string shape_text(const std::vector<std::uint64_t>& shape) {
   return text + "]";
 }
 
-void print_json(const Manifest& manifest) {
+void show_json(const Manifest& manifest) {
   nlohmann::ordered_json json;
   json["manifest_digest"] = manifest.digest().hex();
   json["arithmetic"] = manifest.arithmetic;
@@ -42,10 +43,10 @@ void print_json(const Manifest& manifest) {
                                {"shape", tensor.shape},
                                {"root", tensor.root.hex()}});
   }
-  std::cout << json.dump(2) << "\n";
+  print_json(json);
 }
 
-void print_text(const Manifest& manifest) {
+void show_text(const Manifest& manifest) {
   std::cout << "manifest   " << manifest.digest().hex() << "\n"
             << "arithmetic " << manifest.arithmetic << "\n"
             << "family     " << manifest.family << "\n";
@@ -75,9 +76,9 @@ int run(const ManifestFlags& flags) {
   }
   if (!flags.out.empty()) write_file_atomic(flags.out, manifest.canonical_bytes());
   if (flags.format == "json") {
-    print_json(manifest);
+    show_json(manifest);
   } else {
-    print_text(manifest);
+    show_text(manifest);
   }
   return to_int(ExitCode::kOk);
 }

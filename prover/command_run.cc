@@ -10,6 +10,7 @@
 
 #include "attest/base/error.h"
 #include "attest/base/file.h"
+#include "attest/base/print_json.h"
 #include "attest/base/program.h"
 #include "attest/base/progress.h"
 #include "attest/keys.h"
@@ -174,7 +175,7 @@ int run(const RunFlags& flags) {
         result["log_index"] = logged->index;
         result["receipt"] = out + ".tlog-proof";
       }
-      std::cout << result.dump() << "\n";
+      print_json(result, -1);
     } else {
       if (batch) std::cout << "[" << i << "] " << generation.text << "\n";
       std::cerr << "record       " << out << "\n"

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "attest/base/error.h"
+#include "attest/base/print_json.h"
 #include "attest/base/program.h"
 #include "attest/base/progress.h"
 #include "attest/keys.h"
@@ -113,7 +114,7 @@ int run(const ServeFlags& flags) {
     json["address"] = server.address();
     json["manifest_digest"] = model->manifest.digest().hex();
     json["backend"] = backend->name();
-    std::cout << json.dump() << std::endl;
+    print_json(json, -1);
   } else {
     std::cout << "serving " << model->model.dir().string() << " on " << server.address()
               << std::endl;

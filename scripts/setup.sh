@@ -4,19 +4,22 @@
 #
 #   scripts/setup.sh [build|test]
 #
-# BITWITNESS_NO_INSTALL=1 skips it: for machines whose packages somebody else looks after.
+# BITWITNESS_NO_INSTALL=1 skips it: for machines whose packages somebody else looks after. With
+# -DBITWITNESS_GRPC=OFF in BITWITNESS_CMAKE_ARGS, the packages of the live exchange are left out.
 set -euo pipefail
 
-# The live exchange needs the gRPC and Protocol Buffers packages; the rest is needed always.
 build_packages=(
-  g++ cmake ninja-build pkg-config ccache
+  g++ cmake ninja-build pkg-config
   libssl-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
   libgtest-dev libgmock-dev
-  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
 )
+# The live exchange.
+grpc_packages=(libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc)
 # Needed by every test run.
 test_packages=(python3)
-# Tests that need one of these are skipped by name without it.
+# Without ccache the second build takes as long as the first; tests that need one of the others are
+# skipped by name without it.
+optional_build_packages=(ccache)
 optional_test_packages=(golang-go golang-golang-x-mod-dev clang-format-14)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -47,10 +50,14 @@ if [[ "${BITWITNESS_NO_INSTALL:-0}" == 1 ]]; then
 fi
 
 needed=("${build_packages[@]}")
-optional=()
+optional=("${optional_build_packages[@]}")
+case " ${BITWITNESS_CMAKE_ARGS:-} " in
+  *' -DBITWITNESS_GRPC=OFF '*) ;;
+  *) needed+=("${grpc_packages[@]}") ;;
+esac
 if [[ "$scope" == test ]]; then
   needed+=("${test_packages[@]}")
-  optional=("${optional_test_packages[@]}")
+  optional+=("${optional_test_packages[@]}")
   # npm comes with Node.js packages of several origins: only the command counts.
   command -v npm >/dev/null || optional+=(npm)
 fi
@@ -61,37 +68,41 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
 fi
 
 mapfile -t missing < <(missing_of "${needed[@]}")
-missing_optional=()
-if ((${#optional[@]})); then mapfile -t missing_optional < <(missing_of "${optional[@]}"); fi
+mapfile -t missing_optional < <(missing_of "${optional[@]}")
 if ((${#missing[@]} + ${#missing_optional[@]} == 0)); then exit 0; fi
 
 as_root=()
 if ((EUID != 0)); then
-  if command -v sudo >/dev/null; then
+  # `sudo -v` asks for the password at most once, and fails for those who may not use sudo.
+  if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || sudo -v; }; then
     as_root=(sudo)
   elif ((${#missing[@]})); then
-    die "these packages are missing and neither root nor sudo is at hand: ${missing[*]}." \
+    die "these packages are missing, and this user is not root and cannot use sudo: ${missing[*]}." \
       "Ask an administrator for: apt-get install --no-install-recommends ${missing[*]}"
   else
-    say "not installed (tests that need them are skipped): ${missing_optional[*]}"
+    say "not installed, for want of root or sudo; it works without: ${missing_optional[*]}"
     exit 0
   fi
 fi
 
-apt() {
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt() {  # its hundreds of lines are shown only when it fails
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" >&2
+    apt-get -qq -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" >"$log" 2>&1 </dev/null || {
+    cat "$log" >&2
+    return 1
+  }
 }
+install() { apt --no-install-recommends install "$@"; }
 
-say "installing: ${missing[*]} ${missing_optional[*]}"
-updated=1
-apt -qq update || updated=0
+say "installing (some minutes): ${missing[*]} ${missing_optional[*]}"
+apt update || say "apt-get update failed; trying with the package lists that are there"
 if ((${#missing[@]})); then
-  ((updated)) || say "apt-get update failed; trying with the package lists that are there"
-  apt -qq -y --no-install-recommends install "${missing[@]}" ||
-    die "apt-get could not install: ${missing[*]}. Look at its messages above"
+  install "${missing[@]}" || die "apt-get could not install: ${missing[*]}. Look at its messages above"
 fi
-for package in "${missing_optional[@]}"; do
-  apt -qq -y --no-install-recommends install "$package" ||
-    say "$package could not be installed; tests that need it are skipped"
-done
+if ((${#missing_optional[@]})) && ! install "${missing_optional[@]}"; then
+  for package in "${missing_optional[@]}"; do
+    install "$package" || say "$package could not be installed; it works without"
+  done
+fi

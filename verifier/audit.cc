@@ -225,6 +225,36 @@ std::string delivered_text(const Tokenizer& tokenizer, const std::vector<std::ui
   return text + decoder.flush();
 }
 
+// Ids that the auditor's tokenizer knows, as text; others as <id>.
+std::string spelled(const Tokenizer& tokenizer, const std::vector<std::uint32_t>& ids) {
+  StreamDecoder decoder(tokenizer, /*skip_special=*/false);
+  std::string text;
+  for (const std::uint32_t id : ids) {
+    if (tokenizer.id_to_token(id)) {
+      text += decoder.push(id);
+    } else {
+      text += decoder.flush() + "<" + std::to_string(id) + ">";
+    }
+  }
+  return text + decoder.flush();
+}
+
+void describe_claim(const Claim& claim, const AuditModel& model, AuditReport& report) {
+  report.prompt_ids = claim.prompt_ids;
+  report.emitted_ids = claim.emitted_ids;
+  report.sampling = claim.sampling;
+  report.stop_reason = claim.stop_reason;
+  report.seed_provenance = claim.seed_provenance;
+  if (model.tokenizer) {
+    report.prompt_text = spelled(*model.tokenizer, claim.prompt_ids);
+    report.output_text = spelled(*model.tokenizer, claim.emitted_ids);
+  }
+  const std::vector<std::int32_t>& eos = model.model.config().eos_ids;
+  if (!std::equal(claim.stop_ids.begin(), claim.stop_ids.end(), eos.begin(), eos.end())) {
+    report.notes.push_back("the run's stop tokens are not those of the model's own configuration");
+  }
+}
+
 void check_claim_against_replay(const Record& record, const AuditModel& model, const Replay& replay,
                                 AuditReport& report) {
   const Claim& claim = record.claim;
@@ -346,6 +376,7 @@ AuditReport audit_record(const Record& record, const AuditModel& model, Backend&
   report.backend = backend.name();
   report.device = backend.device();
   if (record.signature) report.operator_key = record.signature->key.vkey();
+  describe_claim(claim, model, report);
   const TraceShape& shape = claim.trace_shape;
   report.cells = shape.layers * shape.positions;
   report.ends = shape.positions + shape.emitted;

@@ -54,8 +54,16 @@ struct AuditReport {
   Digest claim_digest;
   Digest claimed_trace_root;
   std::optional<Digest> computed_trace_root;  // absent if nothing was re-executed
-  std::string claimed_backend;                // provenance, self-reported
-  std::string backend;                        // that replayed
+  // What was claimed, for a reader: as the auditor's own tokenizer spells it (absent without one).
+  std::optional<std::string> prompt_text;
+  std::optional<std::string> output_text;
+  std::vector<std::uint32_t> prompt_ids;
+  std::vector<std::uint32_t> emitted_ids;
+  SamplingParameters sampling;
+  StopReason stop_reason = StopReason::kLength;
+  SeedProvenance seed_provenance = SeedProvenance::kNone;
+  std::string claimed_backend;  // provenance, self-reported
+  std::string backend;          // that replayed
   std::string device;
 
   // Coverage: cells (layer, position), end cells (embeddings, heads), tokens.

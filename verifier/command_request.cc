@@ -8,6 +8,7 @@
 #include "attest/base/error.h"
 #include "attest/base/file.h"
 #include "attest/base/hex.h"
+#include "attest/base/print_json.h"
 #include "attest/base/program.h"
 #include "attest/base/random.h"
 #include "kernels/tokenizer/token_ids.h"
@@ -105,7 +106,7 @@ int run(const RequestFlags& flags) {
     out["record_digest"] = fetched.parsed.digest().hex();
     out["record"] = flags.out;
     if (fetched.receipt) out["receipt"] = receipt_path;
-    std::cout << out.dump() << "\n";
+    print_json(out, -1);
   } else {
     std::cerr << "record       " << flags.out << "\n"
               << "record id    " << fetched.parsed.digest().hex() << "\n"

@@ -3,6 +3,9 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "attest/base/print_json.h"
+#include "attest/base/program.h"
+
 namespace bitwitness {
 namespace {
 
@@ -18,6 +21,41 @@ std::string bits_text(std::uint32_t bits) {
   return text;
 }
 
+// One line of text for a terminal: control characters escaped, long text cut.
+std::string quoted(const std::string& text) {
+  constexpr std::size_t kMaxBytes = 160;
+  std::string out = "\"";
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const unsigned char c = static_cast<unsigned char>(text[i]);
+    // Cut between characters: continuation bytes of UTF-8 begin with the bits 10.
+    if (i >= kMaxBytes && (c & 0xc0u) != 0x80u) return out + "\" ...";
+    if (c == '\n') {
+      out += "\\n";
+    } else if (c == '"' || c == '\\') {
+      out += '\\';
+      out += text[i];
+    } else if (c < 0x20 || c == 0x7f) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(c));
+      out += escaped;
+    } else {
+      out += text[i];
+    }
+  }
+  return out + "\"";
+}
+
+std::string sampling_text(const AuditReport& report) {
+  if (report.sampling.greedy()) return "greedy";
+  char text[128];
+  std::snprintf(text, sizeof text, "temperature %.9g, top_k %u, top_p %.9g, seed from %s",
+                static_cast<double>(contract::float_of(report.sampling.temperature_bits)),
+                report.sampling.top_k,
+                static_cast<double>(contract::float_of(report.sampling.top_p_bits)),
+                seed_provenance_name(report.seed_provenance));
+  return text;
+}
+
 }  // namespace
 
 AuditReport malformed_report(const std::string& why) {
@@ -28,9 +66,9 @@ AuditReport malformed_report(const std::string& why) {
 }
 
 std::string report_text(const AuditReport& report, const std::string& name) {
-  std::string out = std::string(verdict_name(report.verdict)) + "  " + name + "\n";
+  std::string out = std::string(verdict_name(report.verdict)) + "  " + printable(name) + "\n";
   for (std::size_t i = 0; i < report.findings.size() && i < kTextFindings; ++i) {
-    out += "  " + report.findings[i] + "\n";
+    out += "  " + printable(report.findings[i]) + "\n";
   }
   if (report.findings.size() > kTextFindings) {
     out += "  and " + std::to_string(report.findings.size() - kTextFindings) +
@@ -38,6 +76,11 @@ std::string report_text(const AuditReport& report, const std::string& name) {
   }
   if (report.place) out += "  first difference: " + report.place->text() + "\n";
   if (report.verdict == Verdict::kMalformed) return out;
+  if (report.prompt_text) out += "prompt       " + quoted(*report.prompt_text) + "\n";
+  if (report.output_text) out += "output       " + quoted(*report.output_text) + "\n";
+  out += "run          " + std::to_string(report.prompt_ids.size()) + " prompt tokens, " +
+         std::to_string(report.emitted_ids.size()) + " emitted (" +
+         stop_reason_name(report.stop_reason) + "), " + sampling_text(report) + "\n";
   out += "record       " + report.record_digest.hex() + "\n";
   out += "claim        " + report.claim_digest.hex() + "\n";
   out += "trace root   " + report.claimed_trace_root.hex() + " (claimed)\n";
@@ -45,7 +88,8 @@ std::string report_text(const AuditReport& report, const std::string& name) {
     out += "             " + report.computed_trace_root->hex() + " (re-executed)\n";
   }
   out += "made on      " +
-         (report.claimed_backend.empty() ? std::string("unknown") : report.claimed_backend) +
+         (report.claimed_backend.empty() ? std::string("unknown")
+                                         : printable(report.claimed_backend)) +
          " (self-reported)\n";
   out += "replayed on  " + report.backend + ", " + report.device + "\n";
   out += "coverage     cells " + count_text(report.cells_checked, report.cells) + ", ends " +
@@ -53,13 +97,15 @@ std::string report_text(const AuditReport& report, const std::string& name) {
          count_text(report.tokens_checked, report.tokens) + "\n";
   if (report.log_state == AuditReport::LogState::kIncluded) {
     out += "log          entry " + std::to_string(report.log_index.value_or(0)) + " of " +
-           report.checkpoint->origin + ", checkpoint of size " +
+           printable(report.checkpoint->origin) + ", checkpoint of size " +
            std::to_string(report.checkpoint->size) + "\n";
   } else {
     out += "log          not checked (no --log-key)\n";
   }
-  out += "signature    " +
-         (report.operator_key ? *report.operator_key : std::string("none by an operator")) + "\n";
+  out +=
+      "signature    " +
+      (report.operator_key ? printable(*report.operator_key) : std::string("none by an operator")) +
+      "\n";
   for (const std::string& note : report.notes) out += "note         " + note + "\n";
   return out;
 }
@@ -85,13 +131,22 @@ std::string report_json(const AuditReport& report, const std::string& name) {
     }
     json["first_difference"] = std::move(place);
   }
-  if (report.verdict == Verdict::kMalformed) return json.dump(2) + "\n";
+  if (report.verdict == Verdict::kMalformed) return json_text(json);
   json["record_digest"] = report.record_digest.hex();
   json["claim_digest"] = report.claim_digest.hex();
   json["trace_root"] = report.claimed_trace_root.hex();
   if (report.computed_trace_root) {
     json["computed_trace_root"] = report.computed_trace_root->hex();
   }
+  json["prompt_token_ids"] = report.prompt_ids;
+  json["token_ids"] = report.emitted_ids;
+  if (report.prompt_text) json["prompt_text"] = *report.prompt_text;
+  if (report.output_text) json["output_text"] = *report.output_text;
+  json["stop_reason"] = stop_reason_name(report.stop_reason);
+  json["sampling"] = {{"temperature", contract::float_of(report.sampling.temperature_bits)},
+                      {"top_k", report.sampling.top_k},
+                      {"top_p", contract::float_of(report.sampling.top_p_bits)},
+                      {"seed_provenance", seed_provenance_name(report.seed_provenance)}};
   json["claimed_backend"] = report.claimed_backend;
   json["backend"] = report.backend;
   json["device"] = report.device;
@@ -111,7 +166,7 @@ std::string report_json(const AuditReport& report, const std::string& name) {
   } else {
     json["operator_key"] = nullptr;
   }
-  return json.dump(2) + "\n";
+  return json_text(json);
 }
 
 }  // namespace bitwitness

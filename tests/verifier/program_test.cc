@@ -59,6 +59,16 @@ TEST_F(VerifierProgram, Match) {
   expect_verdict(kAudit + "--log-key k.pem.vkey --receipt run.bwrec.tlog-proof", 0, "match");
 }
 
+TEST_F(VerifierProgram, TheReportSaysWhatWasClaimed) {
+  const test::ProgramResult text = run(kAudit);
+  EXPECT_THAT(text.out, HasSubstr("prompt       \"<|begin_of_text|>First Citizen:\""));
+  EXPECT_THAT(text.out, HasSubstr("5 emitted (length), greedy"));
+  const nlohmann::json json = nlohmann::json::parse(run(kAudit + "--format json").out);
+  EXPECT_EQ(json.at("token_ids").size(), 5u);
+  EXPECT_EQ(json.at("sampling").at("temperature"), 0);
+  EXPECT_TRUE(json.at("output_text").is_string());
+}
+
 TEST_F(VerifierProgram, AnyFlippedByteOfTheRecordIsMalformed) {
   const std::string good = read("run.bwrec");
   for (std::size_t at = 0; at < good.size(); at += 1 + good.size() / 23) {
