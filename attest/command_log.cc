@@ -124,6 +124,11 @@ void add_prove_command(CLI::App& app, int& exit_code) {
     if (index->count() + record->count() != 1) {
       throw usage_error("prove: give either --index or --record");
     }
+    if (!flags->out.empty()) {
+      check_output_path(flags->out);
+      check_distinct_paths({{"--out", flags->out}},
+                           {{"log", flags->dir}, {"--record", flags->record}});
+    }
     const LogReader log(flags->dir);
     std::uint64_t at = flags->index;
     if (record->count() == 1) {

@@ -142,6 +142,10 @@ PublicKey PublicKey::load_vkey(const std::string& text_or_path) {
   if (looks_like_key && !path_exists(text_or_path)) return parse_vkey(text_or_path);
   const Bytes bytes =
       read_file(text_or_path, {.max_bytes = kMaxVkeyBytes, .too_large = ErrorKind::kUsage});
+  if (as_text(bytes).starts_with("-----BEGIN")) {
+    throw usage_error(text_or_path + ": is a PEM key; give the verifier key, " + text_or_path +
+                      ".vkey");
+  }
   try {
     return parse_vkey(trim_newline(std::string(as_text(bytes))));
   } catch (const Error& error) {

@@ -267,7 +267,7 @@ void init_log(const std::string& dir, const SigningKey& key) {
     const std::string name = item->d_name;
     // An init that crashed may have left the verifier key, whole or as a temporary file.
     if (name != "." && name != ".." && !name.starts_with("log.vkey") &&
-        !name.starts_with("checkpoint.tmp-")) {
+        !name.starts_with(".bw-tmp-")) {
       foreign = name;
     }
   }
@@ -513,6 +513,14 @@ AppendResult append_record(const std::string& log_dir, const std::string& key_fi
                            const Digest& record_digest) {
   LogWriter writer(log_dir, SigningKey::load(key_file));
   return writer.append({log_entry_for_record(record_digest)}).front();
+}
+
+void remove_stale_receipt(const std::string& path) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    throw infrastructure_error(
+        path +
+        ": cannot remove the receipt of the record that was replaced: " + std::strerror(errno));
+  }
 }
 
 void check_log(const std::string& log_dir, const std::string& key_file) {

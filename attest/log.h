@@ -109,6 +109,10 @@ struct ReceiptResult {
   std::optional<Digest> record;  // the record the receipt is for, when it says
 };
 
+// Removes a receipt left beside a record that was replaced by one without receipt: it would be
+// taken for the new record's. Nothing there is fine.
+void remove_stale_receipt(const std::string& path);
+
 constexpr std::size_t kMaxReceiptBytes = 1'200'000;
 
 // `document` names the receipt in messages, e.g. its path.

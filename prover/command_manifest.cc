@@ -67,7 +67,10 @@ void show_text(const Manifest& manifest) {
 }
 
 int run(const ManifestFlags& flags) {
-  if (!flags.out.empty()) check_output_path(flags.out);
+  if (!flags.out.empty()) {
+    check_output_path(flags.out);
+    check_distinct_paths({{"--out", flags.out}}, {{"DIR", flags.dir}});
+  }
   const Model model = Model::load(flags.dir);
   Manifest manifest;
   {

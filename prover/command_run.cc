@@ -65,8 +65,8 @@ std::vector<RequestText> requests_from(const RunFlags& flags) {
   if (flags.token_ids) {
     request.token_ids = parse_token_ids(*flags.token_ids);
   } else if (flags.prompt_file) {
-    const Bytes bytes =
-        read_file(*flags.prompt_file, {kMaxPromptBytes, ErrorKind::kUsage, ErrorKind::kUsage});
+    const Bytes bytes = read_file_or_stdin(*flags.prompt_file,
+                                           {kMaxPromptBytes, ErrorKind::kUsage, ErrorKind::kUsage});
     request.prompt = std::string(as_text(bytes));
   } else {
     request.prompt = flags.prompt;
@@ -90,6 +90,47 @@ nlohmann::ordered_json result_json(const GenerationRequest& request, const Gener
   return json;
 }
 
+// Every output is writable, and none is another output, an input, a key, or inside model or log.
+void check_paths(const RunFlags& flags, std::size_t requests) {
+  const bool batch = flags.batch.has_value();
+  if (batch) {
+    make_directories(flags.out);
+    if (flags.logits_out) make_directories(*flags.logits_out);
+  }
+  for (std::size_t i = 0; i < requests; ++i) {
+    const std::string out = numbered(flags.out, batch, i, ".bwrec");
+    check_output_path(out);
+    check_output_path(out + ".tlog-proof");
+    if (flags.logits_out) check_output_path(numbered(*flags.logits_out, batch, i, ".npy"));
+  }
+  std::vector<NamedPath> outputs{{"--out", flags.out}, {"the receipt", flags.out + ".tlog-proof"}};
+  if (flags.logits_out) outputs.push_back({"--logits-out", *flags.logits_out});
+  check_distinct_paths(outputs, {{"--model", flags.model},
+                                 {"--prompt-file", flags.prompt_file.value_or("")},
+                                 {"--batch", flags.batch.value_or("")},
+                                 {"--log", flags.log.value_or("")},
+                                 {"--key", flags.key.value_or("")},
+                                 {"the log's verifier key", flags.key ? *flags.key + ".vkey" : ""},
+                                 {"--operator-key", flags.operator_key.value_or("")}});
+}
+
+// One append for all records. They are on disk already: an error says so, and how to go on.
+std::vector<AppendResult> append_to_log(const RunFlags& flags, const std::vector<Record>& records) {
+  try {
+    LogWriter writer(*flags.log, SigningKey::load(*flags.key));
+    std::vector<Bytes> entries;
+    for (const Record& record : records) entries.push_back(log_entry_for_record(record.digest()));
+    return writer.append(entries);
+  } catch (const Error& error) {
+    // A log of one's own that is damaged is no evidence under judgement.
+    const ErrorKind kind =
+        error.kind() == ErrorKind::kMalformed ? ErrorKind::kInfrastructure : error.kind();
+    throw Error(kind, std::string(error.what()) + ". What was generated is kept in " + flags.out +
+                          ", but not logged; when the log is well again: bw-attest append " +
+                          *flags.log + " --key " + *flags.key + " RECORD");
+  }
+}
+
 int run(const RunFlags& flags) {
   if (flags.arithmetic != contract::kArithmeticName) {
     throw usage_error("--arithmetic: unknown arithmetic '" + flags.arithmetic +
@@ -104,18 +145,7 @@ int run(const RunFlags& flags) {
   const std::vector<RequestText> texts = requests_from(flags);
 
   // Whatever can fail for reasons known now fails before the model is loaded.
-  if (batch) {
-    make_directories(flags.out);
-    if (flags.logits_out) make_directories(*flags.logits_out);
-  }
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    const std::string out = numbered(flags.out, batch, i, ".bwrec");
-    check_output_path(out);
-    if (flags.log) check_output_path(out + ".tlog-proof");
-    if (flags.logits_out) {
-      check_output_path(numbered(*flags.logits_out, batch, i, ".npy"));
-    }
-  }
+  check_paths(flags, texts.size());
   std::optional<SigningKey> operator_key;
   if (flags.operator_key) operator_key = SigningKey::load(*flags.operator_key);
   if (flags.log) check_log(*flags.log, *flags.key);
@@ -127,7 +157,14 @@ int run(const RunFlags& flags) {
     model.emplace(ServedModel::load(flags.model, progress.callback()));
   }
   std::vector<GenerationRequest> requests;
-  for (const RequestText& text : texts) requests.push_back(resolve_request(*model, text));
+  for (const RequestText& text : texts) {
+    try {
+      requests.push_back(resolve_request(*model, text));
+    } catch (const Error& error) {
+      throw Error(error.kind(),
+                  text.where.empty() ? error.what() : text.where + ": " + error.what());
+    }
+  }
 
   Provenance provenance = run_provenance(*backend);
   provenance[provenance_key::kStarted] = provenance_time_now();
@@ -152,27 +189,37 @@ int run(const RunFlags& flags) {
   if (!json && !batch) std::cout << "\n";
   provenance[provenance_key::kFinished] = provenance_time_now();
 
+  model->model.check_unchanged();
+
+  std::vector<Record> records;
   for (std::size_t i = 0; i < generations.size(); ++i) {
-    const Generation& generation = generations[i];
     if (i > 0) provenance[provenance_key::kNonce] = new_provenance()[provenance_key::kNonce];
-    Record record = make_record(*model, generation, evidence, provenance);
-    if (operator_key) record.sign(*operator_key);
-    const std::string out = numbered(flags.out, batch, i, ".bwrec");
+    records.push_back(make_record(*model, generations[i], evidence, provenance));
+    if (operator_key) records.back().sign(*operator_key);
+  }
+  // All records before the log: whatever happens to the log, no finished work is lost.
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const Generation& generation = generations[i];
     if (flags.logits_out) {
       write_file_atomic(numbered(*flags.logits_out, batch, i, ".npy"),
                         npy_float32(generation.logits, generation.claim.emitted_ids.size(),
                                     generation.claim.trace_shape.vocab));
     }
-    write_record(out, record);
-    std::optional<AppendResult> logged;
-    if (flags.log) {
-      logged = append_record(*flags.log, *flags.key, record.digest());
-      write_file_atomic(out + ".tlog-proof", logged->receipt);
-    }
+    const std::string out = numbered(flags.out, batch, i, ".bwrec");
+    write_record(out, records[i]);
+    remove_stale_receipt(out + ".tlog-proof");
+  }
+  std::vector<AppendResult> logged;
+  if (flags.log) logged = append_to_log(flags, records);
+
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const Generation& generation = generations[i];
+    const std::string out = numbered(flags.out, batch, i, ".bwrec");
+    if (!logged.empty()) write_file_atomic(out + ".tlog-proof", logged[i].receipt);
     if (json) {
-      nlohmann::ordered_json result = result_json(requests[i], generation, record, out);
-      if (logged) {
-        result["log_index"] = logged->index;
+      nlohmann::ordered_json result = result_json(requests[i], generation, records[i], out);
+      if (!logged.empty()) {
+        result["log_index"] = logged[i].index;
         result["receipt"] = out + ".tlog-proof";
       }
       print_json(result, -1);
@@ -181,9 +228,9 @@ int run(const RunFlags& flags) {
       std::cerr << "record       " << out << "\n"
                 << "trace root   " << generation.claim.trace_root.hex() << "\n"
                 << "claim digest " << generation.claim.digest().hex() << "\n";
-      if (logged) {
-        std::cerr << "log entry    " << logged->index << " of " << *flags.log << ", receipt " << out
-                  << ".tlog-proof\n";
+      if (!logged.empty()) {
+        std::cerr << "log entry    " << logged[i].index << " of " << *flags.log << ", receipt "
+                  << out << ".tlog-proof\n";
       }
     }
   }
@@ -198,7 +245,8 @@ void add_run_command(CLI::App& app, int& exit_code) {
   command->add_option("--model", flags->model, "Model directory (Hugging Face layout)")->required();
   auto* prompt = command->add_option_group("prompt", "What to run (exactly one)");
   prompt->add_option("--prompt", flags->prompt, "Prompt text");
-  prompt->add_option("--prompt-file", flags->prompt_file, "File with the prompt text (UTF-8)");
+  prompt->add_option("--prompt-file", flags->prompt_file,
+                     "File with the prompt text (UTF-8); - for standard input");
   prompt->add_option("--token-ids", flags->token_ids, "Prompt as token ids: 1,2,3");
   prompt->add_option("--batch", flags->batch,
                      "JSONL file of requests, run together; --out (and --logits-out) are then "
@@ -214,10 +262,13 @@ void add_run_command(CLI::App& app, int& exit_code) {
   command->add_option("--threads", flags->threads, "CPU threads (0: all)")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  command->add_option("--temperature", flags->temperature, "0 is greedy")->capture_default_str();
+  command->add_option("--temperature", flags->temperature, "0 is greedy")
+      ->check(CLI::Number)
+      ->capture_default_str();
   command->add_option("--top-k", flags->top_k, "Keep the k most likely tokens (0: all)")
       ->capture_default_str();
   command->add_option("--top-p", flags->top_p, "Keep the most likely tokens up to this probability")
+      ->check(CLI::Number)
       ->capture_default_str();
   command->add_option("--seed", flags->seed,
                       "Sampling seed as hex, by rights a nonce from the client or the verifier");
@@ -236,7 +287,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--prefill-chunk", flags->prefill_chunk,
                    "Prompt tokens per step (0: all); does not change a bit")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 24))
       ->capture_default_str();
   command->add_option("--format", flags->format, "text or json")
       ->check(CLI::IsMember({"text", "json"}))

@@ -356,6 +356,9 @@ void check_request(const ServedModel& model, const GenerationRequest& request) {
         "top_k and top_p have no effect at temperature 0 (greedy); set a temperature or leave them "
         "out");
   }
+  if (sampling.temperature != 0 && request.seed.empty()) {
+    throw usage_error("sampling draws, but the seed is empty; give one or more bytes");
+  }
   if (request.seed.size() > kMaxSeedBytes) {
     throw usage_error("the seed has " + std::to_string(request.seed.size()) + " bytes; at most " +
                       std::to_string(kMaxSeedBytes) + " are allowed");

@@ -44,6 +44,7 @@ RequestText parse_request(std::string_view line, const std::string& where,
   const JsonValue json = parse_json(line, kLineLimits, where);
   if (!json.is_object()) throw usage_error(where + ": a request must be a JSON object");
   RequestText out = defaults;
+  out.where = where;
   for (const auto& [key, value] : json.members()) {
     const std::string field = where + ": " + printable(key);
     if (key == "prompt") {
@@ -78,7 +79,8 @@ RequestText parse_request(std::string_view line, const std::string& where,
 }  // namespace
 
 std::vector<RequestText> read_requests(const std::string& path, const RequestText& defaults) {
-  const Bytes bytes = read_file(path, {kMaxRequestsBytes, ErrorKind::kUsage, ErrorKind::kUsage});
+  const Bytes bytes =
+      read_file_or_stdin(path, {kMaxRequestsBytes, ErrorKind::kUsage, ErrorKind::kUsage});
   const std::string_view text = as_text(bytes);
   std::vector<RequestText> requests;
   std::size_t line_number = 0;

@@ -19,6 +19,7 @@ struct RequestText {
   std::uint32_t top_k = 0;
   double top_p = 1;
   std::optional<std::string> seed_hex;
+  std::string where;  // file and line, if it has one: for messages
 };
 
 // Lines of {"prompt": TEXT | "token_ids": [..], "max_tokens": N, "temperature": T, "top_k": K,

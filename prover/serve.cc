@@ -708,6 +708,7 @@ class Server::Impl final : public wire::Audit::Service {
     provenance[provenance_key::kStarted] = provenance_time_now();
     const std::vector<Generation> generations =
         generate(model_, weights_, backend_, requests, options, observer);
+    model_.model.check_unchanged();
     provenance[provenance_key::kFinished] = provenance_time_now();
 
     try {

@@ -187,6 +187,7 @@ void check_receipt(const AuditOptions& options, const Digest& record_digest, Aud
     }
     return;
   }
+  report.log_state = AuditReport::LogState::kNotShown;
   if (!options.receipt) {
     report.verdict = Verdict::kCannotJudge;
     report.findings.push_back(
@@ -225,6 +226,20 @@ std::string delivered_text(const Tokenizer& tokenizer, const std::vector<std::ui
   return text + decoder.flush();
 }
 
+// What the auditor says must be in the record.
+void check_expectations(const AuditOptions& options, const Record& record, AuditReport& report) {
+  if (options.operator_key &&
+      (!record.signature || record.signature->key != *options.operator_key)) {
+    report.verdict = Verdict::kCannotJudge;
+    report.findings.push_back("the record is not signed by the given operator key " +
+                              options.operator_key->name);
+  }
+  if (options.nonce && record.claim.seed != *options.nonce) {
+    report.verdict = Verdict::kMismatch;
+    report.findings.push_back("the claim's seed is not the given nonce");
+  }
+}
+
 // Ids that the auditor's tokenizer knows, as text; others as <id>.
 std::string spelled(const Tokenizer& tokenizer, const std::vector<std::uint32_t>& ids) {
   StreamDecoder decoder(tokenizer, /*skip_special=*/false);
@@ -240,6 +255,7 @@ std::string spelled(const Tokenizer& tokenizer, const std::vector<std::uint32_t>
 }
 
 void describe_claim(const Claim& claim, const AuditModel& model, AuditReport& report) {
+  report.max_tokens = claim.max_tokens;
   report.prompt_ids = claim.prompt_ids;
   report.emitted_ids = claim.emitted_ids;
   report.sampling = claim.sampling;
@@ -248,10 +264,6 @@ void describe_claim(const Claim& claim, const AuditModel& model, AuditReport& re
   if (model.tokenizer) {
     report.prompt_text = spelled(*model.tokenizer, claim.prompt_ids);
     report.output_text = spelled(*model.tokenizer, claim.emitted_ids);
-  }
-  const std::vector<std::int32_t>& eos = model.model.config().eos_ids;
-  if (!std::equal(claim.stop_ids.begin(), claim.stop_ids.end(), eos.begin(), eos.end())) {
-    report.notes.push_back("the run's stop tokens are not those of the model's own configuration");
   }
 }
 
@@ -267,6 +279,13 @@ void check_claim_against_replay(const Record& record, const AuditModel& model, c
                               " in the claim; the model and the sampler give " +
                               std::to_string(replay.sampled[i]));
     break;
+  }
+  // The manifest binds the model's stop tokens; with others a prover could cut an answer short, or
+  // go on.
+  const std::vector<std::int32_t>& eos = model.model.config().eos_ids;
+  if (!std::equal(claim.stop_ids.begin(), claim.stop_ids.end(), eos.begin(), eos.end())) {
+    report.verdict = Verdict::kMismatch;
+    report.findings.push_back("the claim's stop tokens are not those of the model's configuration");
   }
   if (claim.stop_reason == StopReason::kContext &&
       claim.trace_shape.positions !=
@@ -397,6 +416,7 @@ AuditReport audit_record(const Record& record, const AuditModel& model, Backend&
 
   report.verdict = Verdict::kMatch;
   check_receipt(options, report.record_digest, report);
+  check_expectations(options, record, report);
   if (report.verdict != Verdict::kMatch) return report;
 
   if (!differences.empty()) {
@@ -441,6 +461,7 @@ AuditReport audit_record(const Record& record, const AuditModel& model, Backend&
                                           "could have ended in this record: ") +
                               error.what());
   }
+  model.model.check_unchanged();
   return report;
 }
 

@@ -46,6 +46,8 @@ struct MismatchPlace {
 // What was checked and found. Everything in it can be recomputed from the record and the model.
 struct AuditReport {
   Verdict verdict = Verdict::kCannotJudge;
+  bool judged =
+      true;  // false: there was no well-formed record; only the findings below mean something
   std::vector<std::string> findings;  // why the verdict is not match, most telling first
   std::vector<std::string> notes;     // what a reader should know beside the verdict
   std::optional<MismatchPlace> place;
@@ -57,6 +59,7 @@ struct AuditReport {
   // What was claimed, for a reader: as the auditor's own tokenizer spells it (absent without one).
   std::optional<std::string> prompt_text;
   std::optional<std::string> output_text;
+  std::uint64_t max_tokens = 0;
   std::vector<std::uint32_t> prompt_ids;
   std::vector<std::uint32_t> emitted_ids;
   SamplingParameters sampling;
@@ -71,7 +74,11 @@ struct AuditReport {
   std::uint64_t ends = 0, ends_checked = 0;
   std::uint64_t tokens = 0, tokens_checked = 0;
 
-  enum class LogState { kNotAsked, kIncluded };
+  enum class LogState {
+    kNotAsked,  // no log key was given, or nothing came so far
+    kNotShown,  // inclusion was asked for and is not shown; the findings say why
+    kIncluded,
+  };
   LogState log_state = LogState::kNotAsked;
   std::optional<std::uint64_t> log_index;
   std::optional<Checkpoint> checkpoint;
@@ -82,6 +89,8 @@ struct AuditOptions {
   std::optional<PublicKey> log_key;    // with it a receipt is required
   std::optional<std::string> receipt;  // tlog-proof text
   std::string receipt_name = "receipt";
+  std::optional<PublicKey> operator_key;  // the record must be signed by it
+  std::optional<Bytes> nonce;             // the claim's seed must be it
   std::int64_t max_rows = 512;
   ProgressFn on_replay;
 };

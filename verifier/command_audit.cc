@@ -7,6 +7,7 @@
 
 #include "attest/base/error.h"
 #include "attest/base/file.h"
+#include "attest/base/hex.h"
 #include "attest/base/program.h"
 #include "attest/base/progress.h"
 #include "attest/keys.h"
@@ -25,7 +26,7 @@ struct AuditFlags {
   std::optional<std::string> record_file, prover, record_id;
   std::string model;
   std::string level = "full";
-  std::optional<std::string> log_key, receipt;
+  std::optional<std::string> log_key, receipt, operator_key, nonce;
   std::string device = "cpu";
   int threads = 0;
   std::string format = "text";
@@ -70,9 +71,26 @@ Evidence gather(const AuditFlags& flags) {
   return evidence;
 }
 
+// Evidence that is ill-formed or refused is a verdict; any other error is thrown on.
+AuditReport verdict_of(const Error& error) {
+  switch (error.kind()) {
+    case ErrorKind::kMalformed:
+      return unjudged_report(Verdict::kMalformed, error.what());
+    case ErrorKind::kCannotJudge:
+      return unjudged_report(Verdict::kCannotJudge, error.what());
+    default:
+      throw Error(error);
+  }
+}
+
 AuditReport judge(const AuditFlags& flags, std::string& name) {
   AuditOptions options;
   if (flags.log_key) options.log_key = PublicKey::load_vkey(*flags.log_key);
+  if (flags.operator_key) options.operator_key = PublicKey::load_vkey(*flags.operator_key);
+  if (flags.nonce) {
+    options.nonce = from_hex_any_case(*flags.nonce);
+    if (!options.nonce) throw usage_error("--nonce must be an even number of hexadecimal digits");
+  }
   const std::unique_ptr<Backend> backend = make_backend(flags.device, flags.threads);
   std::optional<Record> record;
   try {
@@ -82,8 +100,7 @@ AuditReport judge(const AuditFlags& flags, std::string& name) {
     options.receipt_name = evidence.receipt_name;
     record = Record::parse(evidence.record, evidence.name);
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kMalformed) throw;
-    return malformed_report(error.what());
+    return verdict_of(error);
   }
   std::optional<AuditModel> model;
   {
@@ -95,8 +112,7 @@ AuditReport judge(const AuditFlags& flags, std::string& name) {
   try {
     return audit_record(*record, *model, *backend, options);
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kMalformed) throw;
-    return malformed_report(error.what());
+    return verdict_of(error);
   }
 }
 
@@ -128,6 +144,11 @@ void add_audit_command(CLI::App& app, int& exit_code) {
                       "Verifier key of the log (text or file): the record must be in that log");
   command->add_option("--receipt", flags->receipt,
                       "Receipt (default: RECORD.tlog-proof, if it is there)");
+  command->add_option(
+      "--operator-key", flags->operator_key,
+      "Verifier key (text or file) of the operator who must have signed the record");
+  command->add_option("--nonce", flags->nonce,
+                      "The seed that the record must have been sampled with (hex)");
   command->add_option("--device", flags->device, "cpu, ref, avx2, avx512, cuda or cuda:N")
       ->capture_default_str();
   command->add_option("--threads", flags->threads, "CPU threads (0: all)")

@@ -11,6 +11,7 @@
 #include "attest/base/print_json.h"
 #include "attest/base/program.h"
 #include "attest/base/random.h"
+#include "attest/log.h"
 #include "kernels/tokenizer/token_ids.h"
 #include "verifier/client.h"
 #include "verifier/commands.h"
@@ -50,8 +51,8 @@ RemoteRequest request_from(const RequestFlags& flags) {
   if (!flags.token_ids.empty()) {
     request.prompt_ids = parse_token_ids(flags.token_ids);
   } else if (!flags.prompt_file.empty()) {
-    request.prompt = std::string(as_text(
-        read_file(flags.prompt_file, {kMaxPromptBytes, ErrorKind::kUsage, ErrorKind::kUsage})));
+    request.prompt = std::string(as_text(read_file_or_stdin(
+        flags.prompt_file, {kMaxPromptBytes, ErrorKind::kUsage, ErrorKind::kUsage})));
   } else {
     request.prompt = flags.prompt;
   }
@@ -64,14 +65,7 @@ RemoteRequest request_from(const RequestFlags& flags) {
   request.top_p = static_cast<float>(flags.top_p);
   request.nonce = parse_nonce(flags.nonce);
   if (!flags.evidence.empty()) {
-    for (const EvidenceLevel level : {EvidenceLevel::kNone, EvidenceLevel::kRoots,
-                                      EvidenceLevel::kLeaves, EvidenceLevel::kRows}) {
-      if (flags.evidence == evidence_level_name(level)) request.evidence = level;
-    }
-    if (!request.evidence) {
-      throw usage_error("--evidence: unknown level '" + flags.evidence +
-                        "'; use none, roots, leaves or rows");
-    }
+    request.evidence = parse_evidence_level(flags.evidence);
   }
   return request;
 }
@@ -81,6 +75,8 @@ int run(const RequestFlags& flags) {
   const std::string receipt_path = flags.out + ".tlog-proof";
   check_output_path(flags.out);
   check_output_path(receipt_path);
+  check_distinct_paths({{"--out", flags.out}, {"receipt", receipt_path}},
+                       {{"--prompt-file", flags.prompt_file}});
   const bool json = flags.format == "json";
   const auto show = [&](std::uint32_t, std::string_view text) {
     if (!json) std::cout << text << std::flush;
@@ -90,7 +86,11 @@ int run(const RequestFlags& flags) {
   if (!json) std::cout << "\n";
   const FetchedRecord& fetched = generation.fetched;
   write_file_atomic(flags.out, fetched.record);
-  if (fetched.receipt) write_file_atomic(receipt_path, *fetched.receipt);
+  if (fetched.receipt) {
+    write_file_atomic(receipt_path, *fetched.receipt);
+  } else {
+    remove_stale_receipt(receipt_path);
+  }
 
   const Claim& claim = fetched.parsed.claim;
   if (json) {
@@ -133,10 +133,13 @@ void add_request_command(CLI::App& app, int& exit_code) {
   command->add_option("--max-tokens", flags->max_tokens, "Tokens to generate at most")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{UINT32_MAX}))
       ->required();
-  command->add_option("--temperature", flags->temperature, "0 is greedy")->capture_default_str();
+  command->add_option("--temperature", flags->temperature, "0 is greedy")
+      ->check(CLI::Number)
+      ->capture_default_str();
   command->add_option("--top-k", flags->top_k, "Keep the k most likely tokens (0: all)")
       ->capture_default_str();
   command->add_option("--top-p", flags->top_p, "Keep the most likely tokens up to this probability")
+      ->check(CLI::Number)
       ->capture_default_str();
   command
       ->add_option("--nonce", flags->nonce,

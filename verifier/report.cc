@@ -58,9 +58,10 @@ std::string sampling_text(const AuditReport& report) {
 
 }  // namespace
 
-AuditReport malformed_report(const std::string& why) {
+AuditReport unjudged_report(Verdict verdict, const std::string& why) {
   AuditReport report;
-  report.verdict = Verdict::kMalformed;
+  report.verdict = verdict;
+  report.judged = false;
   report.findings.push_back(why);
   return report;
 }
@@ -75,12 +76,13 @@ std::string report_text(const AuditReport& report, const std::string& name) {
            " more (all of them with --format json)\n";
   }
   if (report.place) out += "  first difference: " + report.place->text() + "\n";
-  if (report.verdict == Verdict::kMalformed) return out;
+  if (!report.judged) return out;
   if (report.prompt_text) out += "prompt       " + quoted(*report.prompt_text) + "\n";
   if (report.output_text) out += "output       " + quoted(*report.output_text) + "\n";
   out += "run          " + std::to_string(report.prompt_ids.size()) + " prompt tokens, " +
-         std::to_string(report.emitted_ids.size()) + " emitted (" +
-         stop_reason_name(report.stop_reason) + "), " + sampling_text(report) + "\n";
+         std::to_string(report.emitted_ids.size()) + " of at most " +
+         std::to_string(report.max_tokens) + " emitted (" + stop_reason_name(report.stop_reason) +
+         "), " + sampling_text(report) + "\n";
   out += "record       " + report.record_digest.hex() + "\n";
   out += "claim        " + report.claim_digest.hex() + "\n";
   out += "trace root   " + report.claimed_trace_root.hex() + " (claimed)\n";
@@ -100,7 +102,9 @@ std::string report_text(const AuditReport& report, const std::string& name) {
            printable(report.checkpoint->origin) + ", checkpoint of size " +
            std::to_string(report.checkpoint->size) + "\n";
   } else {
-    out += "log          not checked (no --log-key)\n";
+    out += report.log_state == AuditReport::LogState::kNotShown
+               ? "log          not shown to hold this record\n"
+               : "log          not checked\n";
   }
   out +=
       "signature    " +
@@ -131,7 +135,7 @@ std::string report_json(const AuditReport& report, const std::string& name) {
     }
     json["first_difference"] = std::move(place);
   }
-  if (report.verdict == Verdict::kMalformed) return json_text(json);
+  if (!report.judged) return json_text(json);
   json["record_digest"] = report.record_digest.hex();
   json["claim_digest"] = report.claim_digest.hex();
   json["trace_root"] = report.claimed_trace_root.hex();
@@ -142,6 +146,7 @@ std::string report_json(const AuditReport& report, const std::string& name) {
   json["token_ids"] = report.emitted_ids;
   if (report.prompt_text) json["prompt_text"] = *report.prompt_text;
   if (report.output_text) json["output_text"] = *report.output_text;
+  json["max_tokens"] = report.max_tokens;
   json["stop_reason"] = stop_reason_name(report.stop_reason);
   json["sampling"] = {{"temperature", contract::float_of(report.sampling.temperature_bits)},
                       {"top_k", report.sampling.top_k},
@@ -159,7 +164,8 @@ std::string report_json(const AuditReport& report, const std::string& name) {
                    {"origin", report.checkpoint->origin},
                    {"size", report.checkpoint->size}};
   } else {
-    json["log"] = {{"state", "not_checked"}};
+    json["log"] = {{"state", report.log_state == AuditReport::LogState::kNotShown ? "not_shown"
+                                                                                  : "not_checked"}};
   }
   if (report.operator_key) {
     json["operator_key"] = *report.operator_key;

@@ -11,7 +11,7 @@ namespace bitwitness {
 std::string report_text(const AuditReport& report, const std::string& name);
 std::string report_json(const AuditReport& report, const std::string& name);
 
-// The report of evidence too ill-formed to be judged: verdict malformed, `why` its only finding.
-AuditReport malformed_report(const std::string& why);
+// The report where no record came to be judged: kMalformed or kCannotJudge, `why` its only finding.
+AuditReport unjudged_report(Verdict verdict, const std::string& why);
 
 }  // namespace bitwitness

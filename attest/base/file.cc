@@ -4,8 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
 
 #include "attest/base/hex.h"
 #include "attest/base/random.h"
@@ -95,6 +99,53 @@ void refuse_odd_target(const std::string& path) {
   }
 }
 
+[[noreturn]] void refuse_size(const std::string& path, const std::string& found,
+                              const ReadLimits& limits) {
+  throw Error(limits.too_large,
+              path + ": " + found + ", more than the limit of " + std::to_string(limits.max_bytes));
+}
+
+// Reads to the end, whatever size the system gave: files in /proc say 0, pipes have none.
+Bytes read_to_end(int fd, const std::string& path, std::uint64_t expected,
+                  const ReadLimits& limits) {
+  Bytes bytes(expected + 1);
+  std::uint64_t done = 0;
+  while (true) {
+    if (done > limits.max_bytes) refuse_size(path, "more bytes", limits);
+    if (done == bytes.size()) bytes.resize(std::min(2 * done, limits.max_bytes + 1));
+    const ssize_t got = ::read(fd, bytes.data() + done, bytes.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw infrastructure_error(path + ": cannot read: " + std::strerror(errno));
+    if (got == 0) break;
+    done += static_cast<std::uint64_t>(got);
+  }
+  bytes.resize(done);
+  return bytes;
+}
+
+// A key is never replaced by output: whoever names one there meant something else.
+void refuse_key(const std::string& path) {
+  constexpr std::string_view kPem = "-----BEGIN";
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  char head[kPem.size()];
+  if (fd.get() >= 0 && ::read(fd.get(), head, sizeof head) == static_cast<ssize_t>(sizeof head) &&
+      std::string_view(head, sizeof head) == kPem) {
+    throw usage_error(path + ": is a key and would be replaced; name another file");
+  }
+}
+
+// The absolute path with links resolved as far as it exists.
+std::filesystem::path resolved(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::path whole = std::filesystem::absolute(path, ignored);
+  const std::filesystem::path canonical = std::filesystem::weakly_canonical(whole, ignored);
+  return canonical.empty() ? whole : canonical;
+}
+
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& dir) {
+  return std::mismatch(dir.begin(), dir.end(), path.begin(), path.end()).first == dir.end();
+}
+
 }  // namespace
 
 Bytes read_file(const std::string& path, const ReadLimits& limits) {
@@ -113,22 +164,13 @@ Bytes read_file(const std::string& path, const ReadLimits& limits) {
     throw Error(limits.missing, path + ": not a regular file");
   }
   const auto size = static_cast<std::uint64_t>(info.st_size);
-  const auto refuse_size = [&](const std::string& found) {
-    throw Error(limits.too_large, path + ": " + found + ", more than the limit of " +
-                                      std::to_string(limits.max_bytes));
-  };
-  if (size > limits.max_bytes) refuse_size(std::to_string(size) + " bytes");
-  Bytes bytes(size);
-  std::uint64_t done = 0;
-  while (done < size) {
-    const ssize_t got = ::read(fd.get(), bytes.data() + done, size - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw infrastructure_error(path + ": cannot read: " + std::strerror(errno));
-    if (got == 0) break;  // shrank meanwhile: what is there is what counts
-    done += static_cast<std::uint64_t>(got);
-  }
-  bytes.resize(done);
-  return bytes;
+  if (size > limits.max_bytes) refuse_size(path, std::to_string(size) + " bytes", limits);
+  return read_to_end(fd.get(), path, size, limits);
+}
+
+Bytes read_file_or_stdin(const std::string& path, const ReadLimits& limits) {
+  if (path != "-") return read_file(path, limits);
+  return read_to_end(STDIN_FILENO, "standard input", 0, limits);
 }
 
 void write_file_atomic(const std::string& path, ByteView bytes, unsigned mode, IfExists if_exists) {
@@ -136,7 +178,8 @@ void write_file_atomic(const std::string& path, ByteView bytes, unsigned mode, I
   if (if_exists == IfExists::kFail && path_exists(path)) {
     throw usage_error(path + ": exists already and is not replaced");
   }
-  TemporaryFile temporary(path + ".tmp-" + to_hex(random_bytes(8)));
+  // A short name of its own: one made from `path` could be too long.
+  TemporaryFile temporary(parent_of(path) + "/.bw-tmp-" + to_hex(random_bytes(8)));
   {
     // O_EXCL neither follows a link nor re-uses what somebody prepared under that name.
     Fd fd(::open(temporary.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
@@ -173,6 +216,7 @@ void write_file_atomic(const std::string& path, ByteView bytes, unsigned mode, I
 
 void check_output_path(const std::string& path) {
   refuse_odd_target(path);
+  refuse_key(path);
   const std::string parent = parent_of(path);
   struct stat info {};
   if (::stat(parent.c_str(), &info) != 0) fail_write(path, "write the file", errno);
@@ -180,6 +224,29 @@ void check_output_path(const std::string& path) {
   // AT_EACCESS: with the rights that the write will have.
   if (::faccessat(AT_FDCWD, parent.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     fail_write(path, "write the file", errno);
+  }
+}
+
+void check_distinct_paths(const std::vector<NamedPath>& outputs,
+                          const std::vector<NamedPath>& inputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const std::filesystem::path output = resolved(outputs[i].path);
+    const auto refuse = [&](const NamedPath& other, const char* how) {
+      throw usage_error(outputs[i].name + " " + outputs[i].path + how + other.name + " " +
+                        other.path + "; name another file");
+    };
+    for (std::size_t k = 0; k < i; ++k) {
+      if (output == resolved(outputs[k].path)) refuse(outputs[k], ": is also ");
+    }
+    for (const NamedPath& input : inputs) {
+      if (input.path.empty()) continue;  // an option that was not given
+      const std::filesystem::path other = resolved(input.path);
+      if (output == other) refuse(input, ": is also ");
+      std::error_code ignored;
+      if (std::filesystem::is_directory(other, ignored) && is_inside(output, other)) {
+        refuse(input, ": lies inside ");
+      }
+    }
   }
 }
 

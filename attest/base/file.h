@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "attest/base/bytes.h"
 #include "attest/base/error.h"
@@ -24,6 +25,9 @@ struct ReadLimits {
 // so that reading cannot hang. The size is checked before allocation and again while reading.
 Bytes read_file(const std::string& path, const ReadLimits& limits);
 
+// The same, or standard input to its end when `path` is "-".
+Bytes read_file_or_stdin(const std::string& path, const ReadLimits& limits);
+
 enum class IfExists { kReplace, kFail };  // kFail: a usage Error, atomically (two racers: one wins)
 
 // Writes a temporary file in the same directory, fsyncs it, renames it over `path` and fsyncs the
@@ -38,8 +42,20 @@ inline void write_file_atomic(const std::string& path, std::string_view text, un
 }
 
 // Throws what write_file_atomic(path) would throw for reasons visible beforehand (no such
-// directory, not writable, a directory in the way), so that a long run need not end in vain.
+// directory, not writable, a directory in the way), so that a long run need not end in vain; and a
+// usage Error if the file is there and holds a key.
 void check_output_path(const std::string& path);
+
+// A path and what it is to the user, e.g. {"--out", "run.bwrec"}.
+struct NamedPath {
+  std::string name;
+  std::string path;
+};
+
+// Throws a usage Error naming both if two outputs are one file, or an output is one of the inputs
+// or lies inside one that is a directory: writing it would destroy the other. Links are resolved.
+void check_distinct_paths(const std::vector<NamedPath>& outputs,
+                          const std::vector<NamedPath>& inputs);
 
 // Creates the directory and its parents (mode 0755) and fsyncs the parent of each one made.
 void make_directories(const std::string& path);

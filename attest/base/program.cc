@@ -1,6 +1,10 @@
 #include "attest/base/program.h"
 
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <new>
 
@@ -10,6 +14,29 @@ namespace {
 void print_error(const char* name, const std::string& message) {
   const std::string line = std::string(name) + ": error: " + printable(message) + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+char g_sigbus_message[256];
+
+// A mapped file whose pages are gone cannot be read on: say so and end, with nothing half-written.
+extern "C" void on_sigbus(int) {
+  const ssize_t ignored = ::write(STDERR_FILENO, g_sigbus_message, std::strlen(g_sigbus_message));
+  static_cast<void>(ignored);
+  ::_exit(to_int(ExitCode::kInfrastructure));
+}
+
+// A reader that leaves (SIGPIPE) and a file size limit (SIGXFSZ) are errors of writing, reported
+// where the writing is done; they must not end the program in the middle of its work.
+void set_up_signals(const char* name) {
+  std::snprintf(g_sigbus_message, sizeof g_sigbus_message,
+                "%s: error: a file that is in use, such as a model's weights, became shorter or "
+                "unreadable (SIGBUS); leave it alone and run again\n",
+                name);
+  struct sigaction action {};
+  action.sa_handler = on_sigbus;
+  ::sigaction(SIGBUS, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 }  // namespace
@@ -28,6 +55,7 @@ std::string printable(const std::string& text) {
 }
 
 int run_program(const char* name, const std::function<int()>& work) {
+  set_up_signals(name);
   int code = to_int(ExitCode::kInfrastructure);
   try {
     code = work();

@@ -8,9 +8,11 @@
 
 namespace bitwitness {
 
-// Runs `work` and returns its exit code; an exception becomes one line "NAME: error: ..." on stderr
-// and the exit code of its kind (Error), or 3 (out of memory, any other exception). Data that could
-// not be written to stdout turns a success into 3.
+// Makes broken pipes and file size limits errors of writing instead of fatal signals, and turns
+// SIGBUS (a mapped file that was truncated) into exit code 3 with a message. Then runs `work` and
+// returns its exit code; an exception becomes one line "NAME: error: ..." on stderr and the exit
+// code of its kind (Error), or 3 (out of memory, any other exception). Data that could not be
+// written to stdout turns a success into 3.
 int run_program(const char* name, const std::function<int()>& work);
 
 // `text` with control characters (C0, DEL, C1) replaced by spaces: names out of files and records

@@ -83,12 +83,16 @@ int open_regular(const std::filesystem::path& path, std::size_t* size) {
 }  // namespace
 
 MappedFile MappedFile::open(const std::filesystem::path& path) {
-  std::size_t size = 0;
-  const Descriptor fd(open_regular(path, &size));
   MappedFile file;
   file.path_ = path;
+  std::size_t size = 0;
+  file.fd_ = open_regular(path, &size);
+  struct stat status {};
+  if (::fstat(file.fd_, &status) != 0) fail(path, "cannot stat", errno);
+  file.modified_s_ = status.st_mtim.tv_sec;
+  file.modified_ns_ = status.st_mtim.tv_nsec;
   if (size == 0) return file;
-  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd_, 0);
   // MAP_FAILED is a C-style cast in the system's header: compare as an integer.
   if (reinterpret_cast<std::intptr_t>(address) == -1) {
     throw infrastructure_error(path.string() +
@@ -99,29 +103,40 @@ MappedFile MappedFile::open(const std::filesystem::path& path) {
   return file;
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      path_(std::move(other.path_)) {}
+bool MappedFile::changed() const {
+  if (fd_ < 0) return false;
+  struct stat status {};
+  return ::fstat(fd_, &status) != 0 || static_cast<std::size_t>(status.st_size) != size_ ||
+         status.st_mtim.tv_sec != modified_s_ || status.st_mtim.tv_nsec != modified_ns_;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept {
+  *this = std::move(other);
+}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   if (this != &other) {
-    unmap();
+    release();
     data_ = std::exchange(other.data_, nullptr);
     size_ = std::exchange(other.size_, 0);
+    fd_ = std::exchange(other.fd_, -1);
+    modified_s_ = other.modified_s_;
+    modified_ns_ = other.modified_ns_;
     path_ = std::move(other.path_);
   }
   return *this;
 }
 
 MappedFile::~MappedFile() {
-  unmap();
+  release();
 }
 
-void MappedFile::unmap() noexcept {
+void MappedFile::release() noexcept {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (fd_ >= 0) ::close(fd_);
   data_ = nullptr;
   size_ = 0;
+  fd_ = -1;
 }
 
 void prefetch_mapped(std::span<const std::byte> bytes) noexcept {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -28,13 +29,19 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+  // Whether the file was written to since it was opened, by its size and time of modification. What
+  // was computed from a file that changed belongs to no state of it.
+  bool changed() const;
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  void unmap() noexcept;
+  void release() noexcept;
 
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  int fd_ = -1;  // kept for changed()
+  std::int64_t modified_s_ = 0, modified_ns_ = 0;
   std::filesystem::path path_;
 };
 

@@ -87,13 +87,13 @@ std::vector<SafetensorsFile> open_shards(const std::filesystem::path& dir) {
     const SafetensorsFile& file = files.emplace_back(SafetensorsFile::open(dir / shard));
     for (const std::string& tensor : tensors) {
       if (file.find(tensor) == nullptr) {
-        throw usage_error(file.path().string() + ": tensor \"" + tensor +
+        throw usage_error(file.path().string() + ": tensor \"" + printable(tensor) +
                           "\" is missing here, but " + index_name + " maps it to this file");
       }
     }
     for (const SafetensorsFile::Entry& entry : file.entries()) {
       if (!std::binary_search(tensors.begin(), tensors.end(), entry.name)) {
-        throw usage_error(file.path().string() + ": tensor \"" + entry.name +
+        throw usage_error(file.path().string() + ": tensor \"" + printable(entry.name) +
                           "\" is in this file, but " + index_name + " does not map it here");
       }
     }
@@ -236,7 +236,13 @@ Model Model::load(const std::filesystem::path& dir) {
   Model model;
   model.dir_ = dir;
   model.config_ = load_model_config(dir);
-  if (present(dir / "tokenizer.json")) model.tokenizer_ = MappedFile::open(dir / "tokenizer.json");
+  if (present(dir / "tokenizer.json")) {
+    model.tokenizer_ = MappedFile::open(dir / "tokenizer.json");
+    if (model.tokenizer_.bytes().empty()) {
+      throw usage_error((dir / "tokenizer.json").string() +
+                        ": is empty; complete it, or remove it to work with token ids alone");
+    }
+  }
   model.files_ = open_weights(dir);
 
   const ModelConfig& config = model.config_;
@@ -285,6 +291,19 @@ ModelDescription Model::describe() const {
         TensorDescription{tensor.name, tensor.dtype, tensor.shape, {tensor.data, tensor.bytes}});
   }
   return description;
+}
+
+void Model::check_unchanged() const {
+  const auto refuse = [](const std::filesystem::path& path) {
+    throw infrastructure_error(
+        path.string() +
+        ": was changed while it was in use, so the result means nothing and is "
+        "not given; leave the model's files alone and run again");
+  };
+  for (const SafetensorsFile& file : files_) {
+    if (file.changed()) refuse(file.path());
+  }
+  if (tokenizer_.changed()) refuse(tokenizer_.path());
 }
 
 void Model::prefetch_layer(std::int64_t layer) const {

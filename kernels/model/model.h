@@ -79,7 +79,7 @@ class Model {
   // The tensors that take part in the computation, sorted by name.
   const std::vector<TensorView>& tensors() const { return tensors_; }
 
-  // tokenizer.json as it is on disk; empty when there is none (or it is empty).
+  // tokenizer.json as it is on disk; empty when there is none.
   std::span<const std::byte> tokenizer_json() const { return tokenizer_.bytes(); }
   const std::filesystem::path& dir() const { return dir_; }
 
@@ -87,6 +87,10 @@ class Model {
   // and tensors. It depends on the tensors alone, not on how files hold them. Its spans point into
   // this model.
   ModelDescription describe() const;
+
+  // Throws an infrastructure error naming the file if a weight file or the tokenizer was written to
+  // since it was opened: what was computed meanwhile is no run of any model.
+  void check_unchanged() const;
 
   // Asks the system to read ahead the weights of one layer. A hint only. 0 <= layer < num_layers.
   void prefetch_layer(std::int64_t layer) const;

@@ -55,6 +55,7 @@ class SafetensorsFile {
   const std::vector<Entry>& entries() const { return entries_; }
   const Entry* find(std::string_view name) const;
   const std::filesystem::path& path() const { return file_.path(); }
+  bool changed() const { return file_.changed(); }  // as MappedFile::changed
 
   // The tensor's elements, in place where the file has them aligned. The format does not promise
   // alignment: a tensor that starts off its element size is copied once into memory that this

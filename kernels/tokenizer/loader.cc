@@ -185,7 +185,7 @@ PatternSpec parse_pattern(const Node& node) {
 void parse_normalizer(const Node& node, std::vector<NormalizerStep>& steps) {
   using Kind = NormalizerStep::Kind;
   if (steps.size() >= kStepsMax) node.refuse("too many steps");
-  const std::string& type = node.get("type").text();
+  const std::string type = node.get("type").text();
   NormalizerStep step;
   if (type == "Sequence") {
     node.only({"type", "normalizers"});
@@ -232,7 +232,7 @@ SplitBehavior parse_behavior(const Node& node) {
 
 void parse_pre_tokenizer(const Node& node, std::vector<PreTokenizerStep>& steps) {
   if (steps.size() >= kStepsMax) node.refuse("too many steps");
-  const std::string& type = node.get("type").text();
+  const std::string type = node.get("type").text();
   if (type == "Sequence") {
     node.only({"type", "pretokenizers"});
     for (const Node& inner : node.get("pretokenizers").array(kStepsMax)) {
@@ -267,7 +267,7 @@ void parse_pre_tokenizer(const Node& node, std::vector<PreTokenizerStep>& steps)
 
 void parse_post_processor(const Node& node, std::vector<Template>& templates) {
   if (templates.size() >= kStepsMax) node.refuse("too many steps");
-  const std::string& type = node.get("type").text();
+  const std::string type = node.get("type").text();
   if (type == "Sequence") {
     node.only({"type", "processors"});
     for (const Node& inner : node.get("processors").array(kStepsMax)) {
@@ -311,7 +311,7 @@ void parse_post_processor(const Node& node, std::vector<Template>& templates) {
 
 // Only ByteLevel works; Fuse after it joins what is already one string.
 void parse_decoder(const Node& node, bool& byte_level) {
-  const std::string& type = node.get("type").text();
+  const std::string type = node.get("type").text();
   if (type == "Sequence") {
     node.only({"type", "decoders"});
     for (const Node& inner : node.get("decoders").array(kStepsMax)) {

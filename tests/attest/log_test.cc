@@ -289,7 +289,7 @@ TEST_F(LogTest, FullDiskLeavesTheLogAsItWas) {
     const auto after = snapshot(log_);
     EXPECT_EQ(after.at(log_ + "/checkpoint"), before.at(log_ + "/checkpoint"));
     for (const auto& [path, content] : before) EXPECT_EQ(after.at(path), content) << path;
-    for (const auto& [path, content] : after) EXPECT_EQ(path.find(".tmp-"), std::string::npos);
+    for (const auto& [path, content] : after) EXPECT_EQ(path.find(".bw-tmp-"), std::string::npos);
     LogReader(log_, key_.public_key()).verify_all();
   }
   append(200, 250);

@@ -183,6 +183,118 @@ TEST_F(ProverProgram, BadFlags) {
   expect_error("bw-prover fly", 2, "");
 }
 
+TEST_F(ProverProgram, ValuesThatAreNoNumbersAreNotZero) {
+  expect_error(kRun + "--prompt a --out x.bwrec --temperature ''", 2, "temperature");
+  expect_error(kRun + "--prompt a --out x.bwrec --temperature 1 --top-p ''", 2, "top-p");
+  expect_error(kRun + "--prompt a --out x.bwrec --prefill-chunk -1", 2, "prefill-chunk");
+  expect_error(kRun + "--prompt a --out x.bwrec --temperature 0.8 --seed ''", 2, "seed");
+}
+
+TEST_F(ProverProgram, ThePromptCanComeFromStandardInput) {
+  const std::string want =
+      run_json(kRun + "--prompt 'KING RICHARD' --out a.bwrec").at("claim_digest");
+  EXPECT_EQ(run_json("printf 'KING RICHARD' | " + kRun + "--prompt-file - --out b.bwrec")
+                .at("claim_digest"),
+            want);
+  EXPECT_EQ(
+      run_json("printf '{\"prompt\": \"KING RICHARD\"}' | " + kRun + "--batch - --out records")
+          .at("claim_digest"),
+      want);
+}
+
+TEST_F(ProverProgram, OutputsNeverReplaceInputsKeysOrOneAnother) {
+  ASSERT_EQ(run("bw-attest keygen --name log.example/t --out k.pem && bw-attest init log --key "
+                "k.pem && printf a > p.txt && cp -r " +
+                kModels + "/tiny-qwen3 m && chmod -R u+w m")
+                .code,
+            0);
+  const std::string logged = kRun + "--prompt a --log log --key k.pem --out ";
+  for (const std::string& line : std::vector<std::string>{
+           logged + "k.pem", logged + "k.pem.vkey", logged + "log/checkpoint", logged + "./log/x",
+           kRun + "--prompt-file p.txt --out ./p.txt",
+           "bw-prover run --model m --prompt a --max-tokens 1 --out m/model.safetensors",
+           kRun + "--prompt a --out same --logits-out same",
+           logged + "y.bwrec --logits-out y.bwrec.tlog-proof", "bw-prover manifest m --out k.pem",
+           "bw-prover manifest m --out m/config.json",
+           std::string("bw-attest prove log --index 0 --out k.pem")}) {
+    const std::string before =
+        run("sha256sum k.pem k.pem.vkey p.txt log/checkpoint m/* | sort").out;
+    EXPECT_EQ(run(line).code, 2) << line;
+    EXPECT_EQ(run("sha256sum k.pem k.pem.vkey p.txt log/checkpoint m/* | sort").out, before)
+        << line;
+  }
+}
+
+TEST_F(ProverProgram, AReaderThatLeavesAndASizeLimitLoseNothing) {
+  run(kRun + "--prompt a --out x.bwrec | true");
+  EXPECT_EQ(run("bw-verifier audit x.bwrec --model " + kModels + "/tiny-qwen3").code, 0);
+  const test::ProgramResult limited =
+      run("ulimit -f 4; " + kRun +
+          "--prompt a --evidence rows --out big.bwrec; code=$?; ls -A; "
+          "exit $code");
+  EXPECT_EQ(limited.code, 3) << limited.err;
+  EXPECT_THAT(limited.err, HasSubstr("big.bwrec"));
+  EXPECT_THAT(limited.out, Not(HasSubstr("big.bwrec")));
+  EXPECT_THAT(limited.out, Not(HasSubstr(".bw-tmp")));
+}
+
+TEST_F(ProverProgram, LongFileNamesFailBeforeTheRunOrWork) {
+  const std::string fits(240, 'n'), too_long(250, 'n');
+  EXPECT_EQ(run(kRun + "--prompt a --out " + fits).code, 0);
+  expect_error(kRun + "--prompt a --out " + too_long, 2, "too long");
+}
+
+TEST_F(ProverProgram, ARecordWithoutReceiptTakesAwayTheOldOne) {
+  ASSERT_EQ(run("bw-attest keygen --name log.example/t --out k.pem && bw-attest init log --key "
+                "k.pem")
+                .code,
+            0);
+  ASSERT_EQ(run(kRun + "--prompt a --out x.bwrec --log log --key k.pem").code, 0);
+  EXPECT_TRUE(exists("x.bwrec.tlog-proof"));
+  ASSERT_EQ(run(kRun + "--prompt a --out x.bwrec").code, 0);
+  EXPECT_FALSE(exists("x.bwrec.tlog-proof"));
+}
+
+TEST_F(ProverProgram, RecordsOutliveALogThatFails) {
+  if (run("mkdir full && mount -t tmpfs -o size=16k none full").code != 0) {
+    GTEST_SKIP() << "mounting a small file system is not permitted here";
+  }
+  ASSERT_EQ(run("bw-attest keygen --name log.example/t --out k.pem && bw-attest init full/log "
+                "--key k.pem; head -c 100000 /dev/zero > full/filler; true")
+                .code,
+            0);
+  const test::ProgramResult result =
+      run(kRun + "--prompt a --out x.bwrec --log full/log --key k.pem");
+  run("umount full");
+  EXPECT_EQ(result.code, 3) << result.err;
+  if (exists("x.bwrec")) {  // unless the check before the run noticed
+    EXPECT_THAT(result.err, HasSubstr("bw-attest append"));
+  }
+}
+
+TEST_F(ProverProgram, AModelThatChangesWhileInUseGivesNoRecord) {
+  ASSERT_EQ(run("cp -r " + kModels + "/tiny-qwen3 m && chmod -R u+w m").code, 0);
+  const std::string line =
+      "bw-prover run --model m --prompt a --max-tokens 900 --device ref --out x.bwrec & pid=$!; "
+      "sleep 0.7; ";
+  const test::ProgramResult changed = run(
+      line + "printf 'X' | dd of=m/model.safetensors bs=1 seek=2000000 conv=notrunc; wait $pid");
+  EXPECT_EQ(changed.code, 3) << changed.err;
+  EXPECT_THAT(changed.err, HasSubstr("changed while it was in use"));
+  EXPECT_FALSE(exists("x.bwrec"));
+  const test::ProgramResult truncated =
+      run(line + "truncate -s 4096 m/model.safetensors; wait $pid");
+  EXPECT_EQ(truncated.code, 3) << truncated.err;
+  EXPECT_FALSE(exists("x.bwrec"));
+}
+
+TEST_F(ProverProgram, AnEmptyTokenizerIsNoMissingOne) {
+  ASSERT_EQ(
+      run("cp -r " + kModels + "/tiny-qwen3 m && chmod -R u+w m && : > m/tokenizer.json").code, 0);
+  expect_error("bw-prover run --model m --token-ids 1 --max-tokens 1 --out x.bwrec", 2,
+               "tokenizer.json");
+}
+
 TEST_F(ProverProgram, BadModels) {
   const std::string rest = " --prompt a --max-tokens 1 --out x.bwrec";
   expect_error("bw-prover run --model none" + rest, 2, "none");

@@ -218,6 +218,14 @@ INSTANTIATE_TEST_SUITE_P(
                       Cheat{"seed_changed", [](Record& r) { r.claim.seed[0] ^= 1; }},
                       Cheat{"temperature_changed",
                             [](Record& r) { r.claim.sampling.temperature_bits = 0x40a00000u; }},
+                      Cheat{"stop_tokens_of_its_own",
+                            [](Record& r) {
+                              r.claim.stop_ids = {1, r.claim.emitted_ids.back()};
+                              std::sort(r.claim.stop_ids.begin(), r.claim.stop_ids.end());
+                              r.claim.stop_reason = StopReason::kStopToken;
+                              r.claim.max_tokens = 500;
+                            }},
+                      Cheat{"no_stop_tokens", [](Record& r) { r.claim.stop_ids.clear(); }},
                       Cheat{
                           "text_of_another_answer",
                           [](Record& r) { r.claim.text_digest = text_digest(r.claim.seed, "42"); }},
@@ -285,6 +293,35 @@ TEST(Audit, AnImpossibleShapeIsRefusedBeforeAnythingIsSizedByIt) {
   EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.row_dtype = Dtype::kBf16; }),
             Verdict::kMismatch);
   EXPECT_EQ(verdict_of([](TraceShape& shape) { shape.positions = 2000; }), Verdict::kMismatch);
+}
+
+TEST(Audit, WhatTheAuditorExpectsMustBeThere) {
+  Record record = honest_record(EvidenceLevel::kLeaves);
+  AuditOptions options;
+  options.nonce = record.claim.seed;
+  EXPECT_EQ(audit(record, "cpu", options).verdict, Verdict::kMatch);
+  options.nonce = Bytes{9};
+  EXPECT_EQ(audit(record, "cpu", options).verdict, Verdict::kMismatch);
+  options.nonce.reset();
+
+  const SigningKey key = SigningKey::generate("operator.example");
+  options.operator_key = key.public_key();
+  EXPECT_EQ(audit(record, "cpu", options).verdict, Verdict::kCannotJudge);
+  record.sign(SigningKey::generate("operator.example"));  // the same name, another key
+  EXPECT_EQ(audit(record, "cpu", options).verdict, Verdict::kCannotJudge);
+  record.sign(key);
+  EXPECT_EQ(audit(record, "cpu", options).verdict, Verdict::kMatch);
+}
+
+TEST(Audit, ReportsShowNoControlCharactersOfTheRecord) {
+  Record record = honest_record(EvidenceLevel::kNone);
+  record.provenance["backend"] = "\x1b[2J\nmatch  run.bwrec\nlog          entry 0 of x";
+  record.claim.trace_root.bytes[0] ^= 1;
+  const std::string text = report_text(audit(record), "name\nmatch  other");
+  EXPECT_THAT(text, ::testing::StartsWith("mismatch  name match  other\n"));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("\x1b")));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("\nmatch")));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("\nlog          entry")));
 }
 
 TEST(Audit, ProverChosenSeedIsNoted) {

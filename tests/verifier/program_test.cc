@@ -62,7 +62,7 @@ TEST_F(VerifierProgram, Match) {
 TEST_F(VerifierProgram, TheReportSaysWhatWasClaimed) {
   const test::ProgramResult text = run(kAudit);
   EXPECT_THAT(text.out, HasSubstr("prompt       \"<|begin_of_text|>First Citizen:\""));
-  EXPECT_THAT(text.out, HasSubstr("5 emitted (length), greedy"));
+  EXPECT_THAT(text.out, HasSubstr("5 of at most 5 emitted (length), greedy"));
   const nlohmann::json json = nlohmann::json::parse(run(kAudit + "--format json").out);
   EXPECT_EQ(json.at("token_ids").size(), 5u);
   EXPECT_EQ(json.at("sampling").at("temperature"), 0);
@@ -102,6 +102,18 @@ TEST_F(VerifierProgram, ATamperedModelIsAMismatchWithThePlace) {
 TEST_F(VerifierProgram, AnotherModelCannotBeJudged) {
   expect_verdict("bw-verifier audit run.bwrec --model " + kOther, 4, "cannot_judge",
                  "another model");
+}
+
+TEST_F(VerifierProgram, FileNamesThatAreNotUtf8DoNotChangeTheVerdict) {
+  ASSERT_EQ(run("cp run.bwrec $(printf 'x\\377.bwrec')").code, 0);
+  expect_verdict("bw-verifier audit $(printf 'x\\377.bwrec') --model " + kModel, 0, "match");
+}
+
+TEST_F(VerifierProgram, Expectations) {
+  expect_verdict(kAudit + "--nonce 00", 1, "mismatch", "nonce");
+  expect_verdict(kAudit + "--operator-key k.pem.vkey", 4, "cannot_judge", "operator key");
+  expect_error(kAudit + "--nonce 0", 2, "nonce");
+  expect_error(kAudit + "--log-key k.pem", 2, "k.pem.vkey");
 }
 
 TEST_F(VerifierProgram, Receipts) {
