@@ -544,7 +544,12 @@ class Server::Impl final : public wire::Audit::Service {
       out.sampling.top_p = request.sampling().has_top_p() ? request.sampling().top_p() : 1.0F;
     }
     out.seed.assign(request.nonce().begin(), request.nonce().end());
-    if (!out.seed.empty()) out.seed_provenance = SeedProvenance::kNonce;
+    if (!out.seed.empty()) {
+      out.seed_provenance = SeedProvenance::kNonce;
+    } else if (out.sampling.temperature != 0) {
+      out.seed = random_bytes(32);
+      out.seed_provenance = SeedProvenance::kProver;
+    }
     out.stop_ids = default_stop_ids(model_);
     try {
       switch (request.prompt_case()) {
@@ -574,10 +579,6 @@ class Server::Impl final : public wire::Audit::Service {
                     evidence_level_name(job.evidence) + "' could need more than the " +
                     std::to_string(options_.max_record_bytes) +
                     " bytes allowed; ask for fewer tokens or less evidence");
-    }
-    if (out.seed.empty() && out.sampling.temperature != 0) {
-      out.seed = random_bytes(32);
-      out.seed_provenance = SeedProvenance::kProver;
     }
   }
 

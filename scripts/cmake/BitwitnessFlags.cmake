@@ -23,7 +23,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(bw_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:-Wno-null-dereference;-Wno-restrict;-Wno-stringop-overflow;-Wno-stringop-overread;-Wno-array-bounds>")
   if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-    target_compile_options(bw_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-free-nonheap-object>")
+    # The second takes every function that gets a temporary and returns a reference for a dangling one.
+    target_compile_options(bw_flags INTERFACE
+      "$<$<COMPILE_LANGUAGE:CXX>:-Wno-free-nonheap-object;-Wno-dangling-reference>")
   endif()
 endif()
 # nvcc: no fused multiply-add unless written, subnormals kept, IEEE division and square root.
