@@ -1,6 +1,7 @@
 // bw-attest: keys, the log and its receipts; shows what records and proofs say. Needs no model.
 #include <CLI/CLI.hpp>
 
+#include "attest/base/command_line.h"
 #include "attest/base/program.h"
 #include "attest/commands.h"
 
@@ -19,11 +20,6 @@ int main(int argc, char** argv) {
     bitwitness::add_verify_command(app, exit_code);
     bitwitness::add_show_command(app, exit_code);
     bitwitness::add_selftest_command(app, exit_code);
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? 0 : bitwitness::to_int(bitwitness::ExitCode::kUsage);
-    }
-    return exit_code;
+    return bitwitness::run_command_line(app, argc, argv, exit_code);
   });
 }

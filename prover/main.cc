@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "attest/base/command_line.h"
 #include "attest/base/program.h"
 #include "kernels/version.h"
 #include "prover/commands.h"
@@ -13,20 +14,16 @@ int main(int argc, char** argv) {
     app.set_version_flag("--version", bitwitness::version_text("bw-prover", BITWITNESS_VERSION));
     app.require_subcommand(1);
     app.footer(
-        "Exit codes: 0 done, 1 mismatch (selftest), 2 usage, 3 network/disk/device, 4 cannot "
-        "judge, 5 "
-        "malformed.");
+        "Exit codes: 0 done, 2 usage, 3 network/disk/device (or a selftest that failed), 4 cannot "
+        "judge, 5 malformed evidence.");
     bitwitness::add_run_command(app, exit_code);
     bitwitness::add_manifest_command(app, exit_code);
 #if BITWITNESS_WITH_GRPC
     bitwitness::add_serve_command(app, exit_code);
 #endif
     bitwitness::add_selftest_command(app, exit_code);
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? 0 : bitwitness::to_int(bitwitness::ExitCode::kUsage);
-    }
-    return exit_code;
+    return bitwitness::run_command_line(
+        app, argc, argv, exit_code,
+        {{"serve", "it was built without the live exchange (BITWITNESS_GRPC=OFF)"}});
   });
 }

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "attest/base/command_line.h"
 #include "attest/base/program.h"
 #include "kernels/version.h"
 #include "verifier/commands.h"
@@ -20,11 +21,8 @@ int main(int argc, char** argv) {
     bitwitness::add_request_command(app, exit_code);
 #endif
     bitwitness::add_selftest_command(app, exit_code);
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? 0 : bitwitness::to_int(bitwitness::ExitCode::kUsage);
-    }
-    return exit_code;
+    return bitwitness::run_command_line(
+        app, argc, argv, exit_code,
+        {{"request", "it was built without the live exchange (BITWITNESS_GRPC=OFF)"}});
   });
 }

@@ -180,7 +180,7 @@ TEST_F(ProverProgram, BadFlags) {
       "bw-prover run --model " + kModels + "/tiny-qwen3 --prompt a --max-tokens 0 --out x.bwrec", 2,
       "max-tokens");
   expect_error("bw-prover", 2, "");
-  expect_error("bw-prover fly", 2, "");
+  expect_error("bw-prover fly", 2, "unknown command 'fly'; this program has: run");
 }
 
 TEST_F(ProverProgram, ValuesThatAreNoNumbersAreNotZero) {
