@@ -274,9 +274,11 @@ TEST_F(ProverProgram, RecordsOutliveALogThatFails) {
 
 TEST_F(ProverProgram, AModelThatChangesWhileInUseGivesNoRecord) {
   ASSERT_EQ(run("cp -r " + kModels + "/tiny-qwen3 m && chmod -R u+w m").code, 0);
+  // The first text on stdout shows that the model is loaded and the run goes on.
   const std::string line =
-      "bw-prover run --model m --prompt a --max-tokens 900 --device ref --out x.bwrec & pid=$!; "
-      "sleep 0.7; ";
+      "rm -f text; bw-prover run --model m --prompt a --max-tokens 900 --device ref --out x.bwrec "
+      "> text & "
+      "pid=$!; for i in $(seq 600); do [ -s text ] && break; sleep 0.1; done; ";
   const test::ProgramResult changed = run(
       line + "printf 'X' | dd of=m/model.safetensors bs=1 seek=2000000 conv=notrunc; wait $pid");
   EXPECT_EQ(changed.code, 3) << changed.err;
