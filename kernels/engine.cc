@@ -1,7 +1,7 @@
 #include "kernels/engine.h"
 
 #include <algorithm>
-#include <limits>
+#include <initializer_list>
 
 namespace bitwitness {
 namespace {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <set>
 
 #include "attest/base/error.h"
 #include "attest/base/leaf_hash.h"
