@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <memory>
@@ -23,6 +24,9 @@ constexpr std::size_t kMaxTokenTextBytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxTextBytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxRequestBytes = std::size_t{4} << 20;
 constexpr int kMaxMessageBytes = 2 << 20;  // the largest message is a header with a receipt
+// How long an address that does not answer is tried again: a prover may be about to listen, and
+// gRPC 1.51 takes a connection under way for a failed one when errno changes in between.
+constexpr milliseconds kConnectPatience{3'000};
 
 void check_address(const std::string& host_port) {
   const auto bad = [&](const char* why) {
@@ -49,7 +53,9 @@ void check_address(const std::string& host_port) {
   }
 }
 
-std::unique_ptr<wire::Audit::Stub> connect(const std::string& host_port) {
+// A connection, tried for at most the patience above and `deadline`. One that could not be made
+// fails in its first call, which knows why.
+std::unique_ptr<wire::Audit::Stub> connect(const std::string& host_port, milliseconds deadline) {
   check_address(host_port);
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
@@ -57,8 +63,14 @@ std::unique_ptr<wire::Audit::Stub> connect(const std::string& host_port) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // A channel of its own: after an earlier failure a shared one would wait before it tries again.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return wire::Audit::NewStub(grpc::CreateCustomChannel(
-      "dns:///" + host_port, grpc::InsecureChannelCredentials(), arguments));
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  const auto channel = grpc::CreateCustomChannel("dns:///" + host_port,
+                                                 grpc::InsecureChannelCredentials(), arguments);
+  channel->WaitForConnected(std::chrono::system_clock::now() +
+                            std::min(kConnectPatience, deadline));
+  return wire::Audit::NewStub(channel);
 }
 
 void set_deadline(grpc::ClientContext& context, milliseconds deadline) {
@@ -219,7 +231,7 @@ Delivered run_remote(
     const std::string& host_port, const RemoteRequest& request, milliseconds deadline,
     const std::function<void(std::uint32_t token, std::string_view text)>& on_token) {
   const wire::GenerateRequest message = to_wire(request);
-  const std::unique_ptr<wire::Audit::Stub> stub = connect(host_port);
+  const std::unique_ptr<wire::Audit::Stub> stub = connect(host_port, deadline);
   const auto bad = [&](const std::string& why) {
     return malformed_error("prover " + host_port + ": Generate: " + why);
   };
@@ -264,7 +276,7 @@ FetchedRecord fetch_record(const std::string& host_port, const std::string& reco
   }
   const std::string id = to_hex(*id_bytes);
   const std::string what = "record " + id + " from " + host_port;
-  const std::unique_ptr<wire::Audit::Stub> stub = connect(host_port);
+  const std::unique_ptr<wire::Audit::Stub> stub = connect(host_port, options.deadline);
   grpc::ClientContext context;
   set_deadline(context, options.deadline);
   wire::GetRecordRequest request;

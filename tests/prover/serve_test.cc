@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -342,17 +343,15 @@ TEST(Serve, ConcurrentRequestsGiveTheClaimsOfEachAlone) {
   options.max_batch = 4;
   SlowBackend slow(milliseconds(5));
   const Running running(options, slow);
-  std::vector<Claim> together(requests.size());
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    threads.emplace_back([&, i] {
-      together[i] =
-          generate_remote(running.address(), requests[i], seconds(120)).fetched.parsed.claim;
-    });
+  std::vector<std::future<Claim>> together;
+  for (const RemoteRequest& request : requests) {
+    together.push_back(std::async(std::launch::async, [&] {
+      return generate_remote(running.address(), request, seconds(120)).fetched.parsed.claim;
+    }));
   }
-  for (std::thread& thread : threads) thread.join();
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    EXPECT_THAT(claim_differences(alone[i], together[i]), testing::IsEmpty()) << "request " << i;
+    EXPECT_THAT(claim_differences(alone[i], together[i].get()), testing::IsEmpty())
+        << "request " << i;
   }
   EXPECT_LT(slow.steps, 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11 + 12 + 13) << "nothing was batched";
 }
