@@ -185,12 +185,7 @@ Digest Claim::digest() const {
 
 Claim Claim::parse(ByteView bytes, const std::string& document) {
   Reader reader(bytes, document);
-  if (reader.str(kMagic.size(), "claim magic") != kMagic) {
-    reader.fail("claim magic", "not a claim");
-  }
-  if (const auto version = reader.u16("claim version"); version != kVersion) {
-    reader.fail("claim version", std::to_string(version) + " is unknown; this program reads 1");
-  }
+  reader.expect_head(kMagic, kVersion);
   Claim out;
   out.arithmetic = reader.str(kMaxName, "arithmetic");
   out.manifest_digest = reader.digest("manifest digest");

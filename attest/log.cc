@@ -35,7 +35,14 @@ constexpr std::uint64_t kHashBytes = 32;
 constexpr std::uint64_t kMaxBundleBytes = kTileWidth * (2 + kMaxLogEntryBytes);
 constexpr std::size_t kMaxProofHashes = 64;
 constexpr std::string_view kEntryHead = "bitwitness/log-entry/v1\nrecord ";
+constexpr std::string_view kAuditEntryHead = "bitwitness/log-entry/v1\naudit ";
 constexpr std::string_view kProofMagic = "c2sp.org/tlog-proof@v1\n";
+
+Bytes log_entry(std::string_view head, const Digest& digest) {
+  const std::string text = std::string(head) + digest.hex() + "\n";
+  const ByteView view = as_bytes(text);
+  return Bytes(view.begin(), view.end());
+}
 
 bool is_directory(const std::string& path) {
   struct stat info {};
@@ -238,9 +245,11 @@ std::string make_receipt(const Bytes& entry, std::uint64_t index, std::vector<Di
 }  // namespace
 
 Bytes log_entry_for_record(const Digest& record_digest) {
-  const std::string text = std::string(kEntryHead) + record_digest.hex() + "\n";
-  const ByteView view = as_bytes(text);
-  return Bytes(view.begin(), view.end());
+  return log_entry(kEntryHead, record_digest);
+}
+
+Bytes log_entry_for_audit(const Digest& commitment_digest) {
+  return log_entry(kAuditEntryHead, commitment_digest);
 }
 
 std::optional<Digest> record_of_log_entry(ByteView entry) {
@@ -575,6 +584,14 @@ TlogProof TlogProof::parse(std::string_view text, const std::string& document) {
 
 ReceiptResult verify_receipt(const std::string& receipt_text, const PublicKey& log_key,
                              const Digest& record_digest, const std::string& document) {
+  ReceiptResult result =
+      verify_entry_receipt(receipt_text, log_key, log_entry_for_record(record_digest), document);
+  if (result.verdict == ReceiptVerdict::kIncluded) result.record = record_digest;
+  return result;
+}
+
+ReceiptResult verify_entry_receipt(const std::string& receipt_text, const PublicKey& log_key,
+                                   const Bytes& entry, const std::string& document) {
   const TlogProof proof = TlogProof::parse(receipt_text, document);
   const Note note = parse_note(proof.checkpoint_note, document);
   ReceiptResult result{};
@@ -590,14 +607,13 @@ ReceiptResult verify_receipt(const std::string& receipt_text, const PublicKey& l
     throw malformed_error(document + ": the checkpoint's origin '" + head.origin +
                           "' is not the name of the key that signed it");
   }
-  const auto included = [&](const Bytes& entry) {
-    return verify_inclusion(merkle_leaf(entry), proof.index, head.size, proof.hashes, head.root);
+  const auto included = [&](const Bytes& candidate) {
+    return verify_inclusion(merkle_leaf(candidate), proof.index, head.size, proof.hashes,
+                            head.root);
   };
-  const Bytes entry = log_entry_for_record(record_digest);
   const bool same = !proof.extra || *proof.extra == entry;
   if (same && included(entry)) {
     result.verdict = ReceiptVerdict::kIncluded;
-    result.record = record_digest;
   } else if (!same && included(*proof.extra)) {
     result.verdict = ReceiptVerdict::kOtherRecord;
   } else {

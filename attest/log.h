@@ -19,6 +19,9 @@ constexpr std::size_t kMaxLogEntryBytes = 65535;
 // digest>\n".
 Bytes log_entry_for_record(const Digest& record_digest);
 std::optional<Digest> record_of_log_entry(ByteView entry);  // nullopt: not such an entry
+// The entry that publishes a verifier's commitment (challenge.h): "bitwitness/log-entry/v1\naudit
+// <hex of the commitment's digest>\n".
+Bytes log_entry_for_audit(const Digest& commitment_digest);
 
 // Makes an empty log with a signed checkpoint of size 0. `dir` may be absent or an empty directory;
 // a log or anything else in it is a usage Error. The key's name is the log's origin.
@@ -118,6 +121,10 @@ constexpr std::size_t kMaxReceiptBytes = 1'200'000;
 // `document` names the receipt in messages, e.g. its path.
 ReceiptResult verify_receipt(const std::string& receipt_text, const PublicKey& log_key,
                              const Digest& record_digest, const std::string& document = "receipt");
+
+// The same for any entry: kOtherRecord when the receipt is for another one.
+ReceiptResult verify_entry_receipt(const std::string& receipt_text, const PublicKey& log_key,
+                                   const Bytes& entry, const std::string& document = "receipt");
 
 // The parts of a tlog-proof (https://c2sp.org/tlog-proof).
 struct TlogProof {

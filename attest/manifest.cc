@@ -243,12 +243,7 @@ Digest Manifest::digest() const {
 Manifest Manifest::parse(ByteView bytes, const std::string& document) {
   Reader reader(bytes, document);
   if (bytes.size() > kMaxManifestBytes) reader.fail("manifest", "more than 64 MiB");
-  if (reader.str(kMagic.size(), "manifest magic") != kMagic) {
-    reader.fail("manifest magic", "not a manifest");
-  }
-  if (const auto version = reader.u16("manifest version"); version != kVersion) {
-    reader.fail("manifest version", std::to_string(version) + " is unknown; this program reads 1");
-  }
+  reader.expect_head(kMagic, kVersion);
   const auto name = [&](std::uint64_t limit, const char* field) {
     std::string text = reader.str(limit, field);
     if (text.empty()) reader.fail(field, "empty");

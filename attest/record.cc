@@ -52,13 +52,7 @@ Bytes provenance_bytes(const Provenance& provenance) {
 
 Provenance parse_provenance(ByteView bytes, const std::string& document) {
   Reader reader(bytes, document);
-  if (reader.str(kProvenanceMagic.size(), "provenance magic") != kProvenanceMagic) {
-    reader.fail("provenance magic", "not a provenance");
-  }
-  if (const auto version = reader.u16("provenance version"); version != kProvenanceVersion) {
-    reader.fail("provenance version",
-                std::to_string(version) + " is unknown; this program reads 1");
-  }
+  reader.expect_head(kProvenanceMagic, kProvenanceVersion);
   Provenance out;
   const std::uint32_t count = reader.count(kMaxProvenanceEntries, 8, "provenance count");
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -125,19 +119,6 @@ Evidence parse_evidence(ByteView bytes, const TraceShape& shape, const std::stri
   }
   reader.expect_end();
   return out;
-}
-
-// The index of the first element that is Inf or NaN, if any.
-std::optional<std::uint64_t> first_non_finite(ByteView row, Dtype dtype) {
-  const std::size_t width = dtype_bytes(dtype);
-  // The exponent bits, as they lie in the element's upper 16 bits.
-  const std::uint32_t mask = dtype == Dtype::kFp16 ? 0x7c00U : 0x7f80U;
-  for (std::size_t i = 0; i + width <= row.size(); i += width) {
-    const std::uint32_t upper =
-        std::uint32_t{row[i + width - 2]} | std::uint32_t{row[i + width - 1]} << 8;
-    if ((upper & mask) == mask) return i / width;
-  }
-  return std::nullopt;
 }
 
 // Every leaf but the tokens one, in committed order: visit(type, layer, position).
@@ -215,39 +196,16 @@ void check_evidence(const Evidence& evidence, const Claim& claim, const std::str
   }
 }
 
-Bytes signature_message(const std::string& key_name, const Digest& record_digest) {
-  Writer writer;
-  writer.raw(as_bytes(kSignatureTag));
-  writer.str(key_name);
-  writer.digest(record_digest);
-  return writer.take();
-}
-
 Bytes signature_bytes(const std::optional<OperatorSignature>& signature) {
   Writer writer;
-  if (signature) {
-    writer.str(signature->key.name);
-    writer.u32(signature->key.key_id());
-    writer.raw(signature->key.bytes);
-    writer.raw(signature->signature);
-  }
+  if (signature) signature->write(writer);
   return writer.take();
 }
 
 std::optional<OperatorSignature> parse_signature(ByteView bytes, const std::string& document) {
   if (bytes.empty()) return std::nullopt;
   Reader reader(bytes, document);
-  OperatorSignature out;
-  out.key.name = reader.str(255, "operator key name");
-  if (!is_key_name(out.key.name)) reader.fail("operator key name", "not a key name");
-  const std::uint32_t key_id = reader.u32("operator key id");
-  const ByteView key = reader.raw(32, "operator public key");
-  std::copy(key.begin(), key.end(), out.key.bytes.begin());
-  if (key_id != out.key.key_id()) {
-    reader.fail("operator public key", "the key id does not belong to the name and key");
-  }
-  const ByteView signature = reader.raw(64, "operator signature");
-  std::copy(signature.begin(), signature.end(), out.signature.begin());
+  const OperatorSignature out = KeySignature::read(reader);
   reader.expect_end();
   return out;
 }
@@ -363,10 +321,7 @@ Digest Record::digest() const {
 }
 
 void Record::sign(const SigningKey& key) {
-  OperatorSignature out;
-  out.key = key.public_key();
-  out.signature = key.sign(signature_message(out.key.name, digest()));
-  signature = out;
+  signature = KeySignature::sign(key, kSignatureTag, digest());
 }
 
 void Record::check(const std::string& document) const {
@@ -396,8 +351,7 @@ void Record::check(const std::string& document) const {
     fail("provenance: nonce missing or not 64 lower-case hexadecimal digits");
   }
   check_evidence(evidence, claim, document);
-  if (signature && !signature->key.verify(signature_message(signature->key.name, digest()),
-                                          signature->signature)) {
+  if (signature && !signature->good(kSignatureTag, digest())) {
     fail("the operator signature by " + signature->key.name +
          " is not good: the record was altered after it was signed, or the signature is forged");
   }

@@ -11,7 +11,7 @@
 
 #include "attest/base/bytes.h"
 #include "attest/claim.h"
-#include "attest/keys.h"
+#include "attest/key_signature.h"
 #include "attest/manifest.h"
 #include "attest/trace.h"
 
@@ -72,11 +72,7 @@ struct RowRange {
 std::optional<RowRange> evidence_row_range(const TraceShape& shape, LeafType type,
                                            std::uint32_t layer, std::uint64_t position);
 
-struct OperatorSignature {
-  PublicKey key;
-  std::array<std::uint8_t, 64> signature{};
-  friend bool operator==(const OperatorSignature&, const OperatorSignature&) = default;
-};
+using OperatorSignature = KeySignature;
 
 struct Record {
   Claim claim;

@@ -60,6 +60,18 @@ const char* leaf_type_name(LeafType type) {
   return "unknown";
 }
 
+std::optional<std::uint64_t> first_non_finite(ByteView payload, Dtype dtype) {
+  const std::size_t width = dtype_bytes(dtype);
+  // The exponent bits, as they lie in the element's upper 16 bits.
+  const std::uint32_t mask = dtype == Dtype::kFp16 ? 0x7c00U : 0x7f80U;
+  for (std::size_t i = 0; i + width <= payload.size(); i += width) {
+    const std::uint32_t upper =
+        std::uint32_t{payload[i + width - 2]} | std::uint32_t{payload[i + width - 1]} << 8;
+    if ((upper & mask) == mask) return i / width;
+  }
+  return std::nullopt;
+}
+
 std::uint64_t TraceShape::payload_bytes(LeafType type) const {
   switch (type) {
     case LeafType::kRow:

@@ -79,6 +79,9 @@ struct LeafPlace {
 std::optional<LeafPlace> first_difference(const Trace& a, const Trace& b);
 const char* leaf_type_name(LeafType type);
 
+// The first element of a committed payload that is Inf or NaN, if any: no trace has one.
+std::optional<std::uint64_t> first_non_finite(ByteView payload, Dtype dtype);
+
 // Collects leaf digests in any order while a run goes on. The number of positions need not be known
 // beforehand. set() may be called from several threads for different leaves; reserve() may not run
 // beside anything else.

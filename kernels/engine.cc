@@ -149,7 +149,7 @@ void Engine::commit(LeafType type, std::uint32_t layer, const RowMap& rows, cons
                        rows);
     observer.on_leaves(type, layer, rows, digests_.data());
   }
-  if (observer.on_values) {
+  if (observer.on_values && (!observer.wants_values || observer.wants_values(type, layer))) {
     host_first_.resize(count * static_cast<std::size_t>(first_width));
     host_second_.resize(count * static_cast<std::size_t>(second_width));
     backend_.to_host(host_first_.data(), first, count * first_bytes);

@@ -99,6 +99,16 @@ std::uint32_t Reader::count(std::uint64_t max_items, std::uint64_t min_item_byte
   return items;
 }
 
+void Reader::expect_head(std::string_view magic, std::uint16_t version) {
+  if (as_text(bytes(magic.size(), "magic")) != magic) {
+    fail("magic", "not '" + std::string(magic) + "'");
+  }
+  if (const std::uint16_t found = u16("version"); found != version) {
+    fail("version",
+         std::to_string(found) + " is unknown; this program reads " + std::to_string(version));
+  }
+}
+
 void Reader::expect_end() {
   field_offset_ = offset_;
   if (remaining() != 0) {

@@ -50,6 +50,8 @@ class Reader {
   // A u32 count of items of at least `min_item_bytes` each that must fit in what is left.
   std::uint32_t count(std::uint64_t max_items, std::uint64_t min_item_bytes, const char* field);
 
+  // What every document begins with: its magic as a string, its version as u16.
+  void expect_head(std::string_view magic, std::uint16_t version);
   void expect_end();  // malformed unless every byte was consumed
   [[noreturn]] void fail(const char* field, const std::string& problem) const;
 

@@ -117,6 +117,66 @@ std::vector<Digest> consistency_proof(std::span<const Digest> leaf_hashes, std::
   return consistency_proof(reader_of(leaf_hashes), old_size, leaf_hashes.size());
 }
 
+std::uint64_t inclusion_proof_length(std::uint64_t index, std::uint64_t size) {
+  if (index >= size) throw std::out_of_range("inclusion proof: no such leaf");
+  std::uint64_t length = 0;
+  for (std::uint64_t n = size; n > 1; ++length) {
+    const std::uint64_t k = split_point(n);
+    if (index < k) {
+      n = k;
+    } else {
+      index -= k;
+      n -= k;
+    }
+  }
+  return length;
+}
+
+std::uint64_t consistency_proof_length(std::uint64_t old_size, std::uint64_t new_size) {
+  if (old_size > new_size) throw std::out_of_range("consistency proof: the old tree is larger");
+  if (old_size == 0) return 0;
+  std::uint64_t length = 0;
+  bool complete = true;
+  std::uint64_t m = old_size;
+  std::uint64_t n = new_size;
+  for (; m != n; ++length) {
+    const std::uint64_t k = split_point(n);
+    if (m <= k) {
+      n = k;
+    } else {
+      m -= k;
+      n -= k;
+      complete = false;
+    }
+  }
+  return length + (complete ? 0 : 1);
+}
+
+MerkleNodes::MerkleNodes(std::vector<Digest> leaf_hashes) {
+  levels_.push_back(std::move(leaf_hashes));
+  while (levels_.back().size() > 1) {
+    const std::vector<Digest>& below = levels_.back();
+    std::vector<Digest> level;
+    level.reserve(below.size() / 2);
+    for (std::size_t i = 0; i + 1 < below.size(); i += 2) {
+      level.push_back(merkle_node(below[i], below[i + 1]));
+    }
+    levels_.push_back(std::move(level));
+  }
+}
+
+NodeReader MerkleNodes::reader() const {
+  return [this](unsigned level, std::uint64_t index) { return levels_.at(level).at(index); };
+}
+
+std::vector<Digest> MerkleNodes::inclusion(std::uint64_t index) const {
+  return inclusion_proof(reader(), index, size());
+}
+
+std::vector<Digest> MerkleNodes::consistency(std::uint64_t old_size) const {
+  return consistency_proof(reader(), old_size, size());
+}
+
 // RFC 9162 §2.1.3.2.
 bool verify_inclusion(const Digest& leaf_hash, std::uint64_t index, std::uint64_t size,
                       std::span<const Digest> proof, const Digest& root) {

@@ -24,6 +24,10 @@ std::vector<Digest> inclusion_proof(std::span<const Digest> leaf_hashes, std::ui
 // Empty for old_size 0 and old_size == size.
 std::vector<Digest> consistency_proof(std::span<const Digest> leaf_hashes, std::uint64_t old_size);
 
+// How many hashes those proofs have: a function of the sizes alone. Same errors.
+std::uint64_t inclusion_proof_length(std::uint64_t index, std::uint64_t size);
+std::uint64_t consistency_proof_length(std::uint64_t old_size, std::uint64_t new_size);
+
 // False for any proof that does not lead exactly there: wrong hashes, too few, too many, bad index.
 bool verify_inclusion(const Digest& leaf_hash, std::uint64_t index, std::uint64_t size,
                       std::span<const Digest> proof, const Digest& root);
@@ -41,6 +45,19 @@ std::vector<Digest> inclusion_proof(const NodeReader& node, std::uint64_t index,
                                     std::uint64_t size);
 std::vector<Digest> consistency_proof(const NodeReader& node, std::uint64_t old_size,
                                       std::uint64_t new_size);
+
+// All complete subtrees of a tree in memory, so that many proofs cost logarithmic time each.
+class MerkleNodes {
+ public:
+  explicit MerkleNodes(std::vector<Digest> leaf_hashes);
+  std::uint64_t size() const { return levels_[0].size(); }
+  std::vector<Digest> inclusion(std::uint64_t index) const;
+  std::vector<Digest> consistency(std::uint64_t old_size) const;
+
+ private:
+  NodeReader reader() const;
+  std::vector<std::vector<Digest>> levels_;  // [level][index]
+};
 
 // Append-only root in O(log n) memory: the frontier of complete subtrees.
 class MerkleAccumulator {
