@@ -173,7 +173,7 @@ void Engine::run_layers(const RowMap& rows, const StepObserver& observer,
   commit(LeafType::kRow, 0, rows, h, config.hidden_size, nullptr, 0, observer);
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
     layer_forward(backend_, config, weights_.layers[static_cast<std::size_t>(layer)], rope,
-                  layer_kv(layer), rows, scratch_, h, probe);
+                  layer_kv(layer), rows, scratch_, h, CacheUse::kStore, probe);
     check(scratch_.k.as<float>(), config.kv_size());
     check(scratch_.v.as<float>(), config.kv_size());
     check(h, config.hidden_size);

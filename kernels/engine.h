@@ -38,8 +38,8 @@ struct StepObserver {
   std::function<void(LeafType type, std::uint32_t layer, const RowMap& rows, const float* first,
                      std::int64_t first_width, const float* second, std::int64_t second_width)>
       on_values;
-  // Of which leaves on_values wants the rows: they are copied to the host, which costs time. Absent:
-  // of all.
+  // Of which leaves on_values wants the rows: they are copied to the host, which costs time.
+  // Absent: of all.
   std::function<bool(LeafType type, std::uint32_t layer)> wants_values;
   // Rows done so far in this call, and their number: for progress.
   std::function<void(std::int64_t done, std::int64_t total)> on_progress;

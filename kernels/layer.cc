@@ -7,35 +7,49 @@ std::size_t row_bytes(std::int64_t rows, std::int64_t width) {
   return static_cast<std::size_t>(rows * width) * sizeof(float);
 }
 
+void place(Matrix& matrix, Backend& backend, std::vector<Buffer>& owned) {
+  const std::size_t bytes =
+      static_cast<std::size_t>(matrix.rows * matrix.cols) * dtype_bytes(matrix.dtype);
+  matrix.data = backend.place(matrix.data, bytes, owned);
+}
+
+void place(Vector& vector, Backend& backend, std::vector<Buffer>& owned) {
+  vector.data = backend.place(
+      vector.data, static_cast<std::size_t>(vector.size) * dtype_bytes(vector.dtype), owned);
+}
+
 }  // namespace
 
-PlacedWeights::PlacedWeights(const ModelWeights& weights, Backend& backend) : weights_(weights) {
-  const auto place_matrix = [&](Matrix& matrix) {
-    const std::size_t bytes =
-        static_cast<std::size_t>(matrix.rows * matrix.cols) * dtype_bytes(matrix.dtype);
-    matrix.data = backend.place(matrix.data, bytes, owned_);
-  };
-  const auto place_vector = [&](Vector& vector) {
-    vector.data = backend.place(
-        vector.data, static_cast<std::size_t>(vector.size) * dtype_bytes(vector.dtype), owned_);
-  };
-  const bool tied = weights_.head.data == weights_.embedding.data;
-  place_matrix(weights_.embedding);
-  for (LayerWeights& layer : weights_.layers) {
-    for (Matrix* matrix :
-         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      place_matrix(*matrix);
-    }
-    place_vector(layer.input_norm);
-    place_vector(layer.post_attention_norm);
-    if (layer.q_norm) place_vector(*layer.q_norm);
-    if (layer.k_norm) place_vector(*layer.k_norm);
+PlacedLayer::PlacedLayer(const LayerWeights& weights, Backend& backend) : weights_(weights) {
+  for (Matrix* matrix : {&weights_.q, &weights_.k, &weights_.v, &weights_.o, &weights_.gate,
+                         &weights_.up, &weights_.down}) {
+    place(*matrix, backend, owned_);
   }
-  place_vector(weights_.final_norm);
+  place(weights_.input_norm, backend, owned_);
+  place(weights_.post_attention_norm, backend, owned_);
+  if (weights_.q_norm) place(*weights_.q_norm, backend, owned_);
+  if (weights_.k_norm) place(*weights_.k_norm, backend, owned_);
+}
+
+PlacedEnds::PlacedEnds(const ModelWeights& weights, Backend& backend) {
+  weights_.embedding = weights.embedding;
+  weights_.final_norm = weights.final_norm;
+  weights_.head = weights.head;
+  const bool tied = weights_.head.data == weights_.embedding.data;
+  place(weights_.embedding, backend, owned_);
+  place(weights_.final_norm, backend, owned_);
   if (tied) {
     weights_.head = weights_.embedding;
   } else {
-    place_matrix(weights_.head);
+    place(weights_.head, backend, owned_);
+  }
+}
+
+PlacedWeights::PlacedWeights(const ModelWeights& weights, Backend& backend)
+    : ends_(weights, backend), weights_(ends_.weights()) {
+  for (const LayerWeights& layer : weights.layers) {
+    layers_.emplace_back(layer, backend);
+    weights_.layers.push_back(layers_.back().weights());
   }
 }
 
@@ -54,7 +68,7 @@ LayerScratch::LayerScratch(Backend& backend, const ModelConfig& config, std::int
 
 void layer_forward(Backend& backend, const ModelConfig& config, const LayerWeights& weights,
                    const RopeView& rope, const LayerKv& cache, const RowMap& rows,
-                   LayerScratch& scratch, float* h, const OperatorProbe& probe) {
+                   LayerScratch& scratch, float* h, CacheUse use, const OperatorProbe& probe) {
   const std::int64_t M = rows.rows;
   const std::int64_t hidden = config.hidden_size, intermediate = config.intermediate_size;
   const std::int64_t heads = config.num_heads, kv_heads = config.num_kv_heads;
@@ -91,7 +105,7 @@ void layer_forward(Backend& backend, const ModelConfig& config, const LayerWeigh
   done("q_rope", q, heads * head_dim);
   backend.rope(k, kv_heads, head_dim, rope.cosines, rope.sines, rows);
   done("k_rope", k, kv_heads * head_dim);
-  backend.store_kv(cache, k, v, rows);
+  if (use == CacheUse::kStore) backend.store_kv(cache, k, v, rows);
   backend.attention(attention, q, cache, heads, kv_heads, head_dim, rows);
   done("attention", attention, heads * head_dim);
   backend.matmul(projected, attention, weights.o, M);
