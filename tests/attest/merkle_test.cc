@@ -144,10 +144,27 @@ TEST(Merkle, EveryConsistencyProof) {
   }
 }
 
+TEST(Merkle, StoredNodesGiveTheSameProofsOfKnownLength) {
+  for (std::size_t n = 1; n <= 70; ++n) {
+    const std::vector<Digest> leaves = numbered_leaves(n);
+    const MerkleNodes nodes(leaves);
+    for (std::size_t i = 0; i < n; ++i) {
+      ASSERT_EQ(nodes.inclusion(i), inclusion_proof(leaves, i)) << i << " of " << n;
+      ASSERT_EQ(nodes.inclusion(i).size(), inclusion_proof_length(i, n)) << i << " of " << n;
+    }
+    for (std::size_t m = 0; m <= n; ++m) {
+      ASSERT_EQ(nodes.consistency(m), consistency_proof(leaves, m)) << m << " to " << n;
+      ASSERT_EQ(nodes.consistency(m).size(), consistency_proof_length(m, n)) << m << " to " << n;
+    }
+  }
+}
+
 TEST(Merkle, ProofsOutOfTheTreeThrow) {
   const std::vector<Digest> leaves = numbered_leaves(3);
   EXPECT_THROW(inclusion_proof(leaves, 3), std::out_of_range);
   EXPECT_THROW(consistency_proof(leaves, 4), std::out_of_range);
+  EXPECT_THROW(inclusion_proof_length(3, 3), std::out_of_range);
+  EXPECT_THROW(consistency_proof_length(4, 3), std::out_of_range);
 }
 
 }  // namespace
