@@ -135,29 +135,15 @@ Digest tensor_chunk_digest(const std::string& name, Dtype dtype,
   return sha256({prefix.data(), chunk});
 }
 
-Digest tensor_root(const TensorDescription& tensor) {
-  std::vector<Digest> chunks(chunk_count(tensor.bytes.size()));
-  for (std::uint64_t i = 0; i < chunks.size(); ++i) chunks[i] = chunk_digest_of(tensor, i);
-  return merkle_root(chunks);
-}
-
-Digest weights_root(const std::vector<ManifestTensor>& tensors) {
-  MerkleAccumulator tree;
-  for (const ManifestTensor& tensor : tensors) tree.append(merkle_leaf(tensor_entry(tensor)));
-  return tree.root();
-}
-
-Manifest build_manifest(const ModelDescription& model, const ProgressFn& progress,
-                        unsigned threads) {
-  check_description(model);
-
+std::vector<Digest> tensor_roots(std::span<const TensorDescription> tensors,
+                                 const ProgressFn& progress, unsigned threads) {
   // One flat list of chunks, handed out in order: large tensors spread over all threads.
-  std::vector<std::vector<Digest>> chunks(model.tensors.size());
+  std::vector<std::vector<Digest>> chunks(tensors.size());
   std::vector<std::uint64_t> first_chunk;
   std::uint64_t total = 0;
-  for (std::size_t i = 0; i < model.tensors.size(); ++i) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
     first_chunk.push_back(total);
-    chunks[i].resize(chunk_count(model.tensors[i].bytes.size()));
+    chunks[i].resize(chunk_count(tensors[i].bytes.size()));
     total += chunks[i].size();
   }
   std::atomic<std::uint64_t> next{0};
@@ -172,7 +158,7 @@ Manifest build_manifest(const ModelDescription& model, const ProgressFn& progres
         const auto after = std::upper_bound(first_chunk.begin(), first_chunk.end(), chunk);
         const auto tensor = static_cast<std::size_t>(after - first_chunk.begin() - 1);
         const std::uint64_t index = chunk - first_chunk[tensor];
-        chunks[tensor][index] = chunk_digest_of(model.tensors[tensor], index);
+        chunks[tensor][index] = chunk_digest_of(tensors[tensor], index);
         const std::uint64_t finished = done.fetch_add(1) + 1;
         if (progress && (finished % 64 == 0 || finished == total)) {
           const std::lock_guard<std::mutex> lock(mutex);
@@ -194,6 +180,27 @@ Manifest build_manifest(const ModelDescription& model, const ProgressFn& progres
   }
   if (failure) std::rethrow_exception(failure);
 
+  std::vector<Digest> roots;
+  roots.reserve(tensors.size());
+  for (const std::vector<Digest>& leaves : chunks) roots.push_back(merkle_root(leaves));
+  return roots;
+}
+
+Digest tensor_root(const TensorDescription& tensor) {
+  return tensor_roots({&tensor, 1}, {}, 1).front();
+}
+
+Digest weights_root(const std::vector<ManifestTensor>& tensors) {
+  MerkleAccumulator tree;
+  for (const ManifestTensor& tensor : tensors) tree.append(merkle_leaf(tensor_entry(tensor)));
+  return tree.root();
+}
+
+Manifest build_manifest(const ModelDescription& model, const ProgressFn& progress,
+                        unsigned threads) {
+  check_description(model);
+  const std::vector<Digest> roots = tensor_roots(model.tensors, progress, threads);
+
   Manifest manifest;
   manifest.arithmetic = model.arithmetic;
   manifest.family = model.family;
@@ -206,7 +213,7 @@ Manifest build_manifest(const ModelDescription& model, const ProgressFn& progres
   }
   for (std::size_t i = 0; i < model.tensors.size(); ++i) {
     const TensorDescription& tensor = model.tensors[i];
-    manifest.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, merkle_root(chunks[i])});
+    manifest.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, roots[i]});
   }
   manifest.weights_root = weights_root(manifest.tensors);
   return manifest;

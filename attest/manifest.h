@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,11 @@ struct Manifest {
 Manifest build_manifest(const ModelDescription& model, const ProgressFn& progress = {},
                         unsigned threads = 0);
 
+// Roots of tensors whose bytes fit their shapes, in order, hashed on all cores (`threads` 0) or on
+// `threads` threads; progress counts chunks. What an audit of some layers compares with the
+// manifest's entries.
+std::vector<Digest> tensor_roots(std::span<const TensorDescription> tensors,
+                                 const ProgressFn& progress = {}, unsigned threads = 0);
 // Root of one tensor: tree over its chunks of kTensorChunkBytes.
 Digest tensor_root(const TensorDescription& tensor);
 // The chunk digest itself, for chunk proofs.

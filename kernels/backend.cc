@@ -51,7 +51,7 @@ Buffer::~Buffer() {
 
 std::vector<std::string> available_backends() {
   std::vector<std::string> names{"ref"};
-  for (const char* isa : {"avx2", "avx512"}) {
+  for (const char* isa : {"avx2", "avx512", "neon"}) {
     if (cpu_supports(isa)) names.emplace_back(isa);
   }
   if (cuda_device_count() > 0) names.emplace_back("cuda");
@@ -64,10 +64,13 @@ std::unique_ptr<Backend> make_backend(std::string_view device, int threads) {
   if (device == "auto") device = cuda_device_count() > 0 ? "cuda" : "cpu";
   if (device == "cpu") {
     // Fastest first, reference last.
-    device = cpu_supports("avx512") ? "avx512" : cpu_supports("avx2") ? "avx2" : "ref";
+    device = cpu_supports("avx512") ? "avx512"
+             : cpu_supports("avx2") ? "avx2"
+             : cpu_supports("neon") ? "neon"
+                                    : "ref";
   }
   if (device == "ref") return std::make_unique<ReferenceBackend>();
-  if (device == "avx2" || device == "avx512") {
+  if (device == "avx2" || device == "avx512" || device == "neon") {
     if (!cpu_supports(device)) {
       throw usage_error("device '" + std::string(device) +
                         "': this processor does not have it; use --device cpu");

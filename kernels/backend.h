@@ -83,7 +83,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // "ref", "avx2", "avx512", "cuda": enters provenance, never a claim.
+  // "ref", "avx2", "avx512", "neon", "cuda": enters provenance, never a claim.
   virtual std::string name() const = 0;
   // Free text about the device (CPU or GPU model, driver), for provenance.
   virtual std::string device() const = 0;
@@ -142,8 +142,8 @@ class Backend {
 };
 
 // Devices by name: "auto" (cuda if a usable one is there, else cpu), "cpu" (the fastest host
-// backend that this processor has), "ref", "avx2", "avx512", "cuda", "cuda:N". `threads` = 0: all
-// of the machine's. Runs the known answers first; an environment that breaks them is refused
+// backend that this processor has), "ref", "avx2", "avx512", "neon", "cuda", "cuda:N". `threads` =
+// 0: all of the machine's. Runs the known answers first; an environment that breaks them is refused
 // (infrastructure error), an unknown or absent device is a usage error that says what there is.
 std::unique_ptr<Backend> make_backend(std::string_view device, int threads = 0);
 

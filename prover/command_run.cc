@@ -257,7 +257,8 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->required();
   command->add_option("--arithmetic", flags->arithmetic, "Arithmetic contract")
       ->capture_default_str();
-  command->add_option("--device", flags->device, "auto, cpu, ref, avx2, avx512, cuda or cuda:N")
+  command
+      ->add_option("--device", flags->device, "auto, cpu, ref, avx2, avx512, neon, cuda or cuda:N")
       ->capture_default_str();
   command->add_option("--threads", flags->threads, "CPU threads (0: all)")
       ->check(CLI::Range(0, 4096))

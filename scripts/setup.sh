@@ -21,6 +21,11 @@ test_packages=(python3)
 # skipped by name without it.
 optional_build_packages=(ccache)
 optional_test_packages=(golang-go golang-golang-x-mod-dev clang-format-14)
+# The AArch64 tests, on x86-64: a cross compiler, an emulator and the libraries of the other architecture.
+aarch64_packages=(
+  g++-aarch64-linux-gnu qemu-user
+  libssl-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 libgtest-dev:arm64 libgmock-dev:arm64
+)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() {
@@ -28,10 +33,14 @@ die() {
   exit 3
 }
 
-missing_of() {  # prints those of its arguments that are not installed
-  local package
+missing_of() {  # prints those of its arguments (PACKAGE or PACKAGE:ARCHITECTURE) that are not installed
+  local package architecture states
   for package in "$@"; do
-    [[ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)" == installed ]] ||
+    architecture=$native
+    if [[ "$package" == *:* ]]; then architecture=${package##*:}; fi
+    # One line for every architecture that the package is known for.
+    states=$(dpkg-query -W -f='${Architecture} ${db:Status-Status}\n' "$package" 2>/dev/null || true)
+    [[ $'\n'"$states"$'\n' == *$'\n'@("$architecture"|all)" installed"$'\n'* ]] ||
       printf '%s\n' "$package"
   done
 }
@@ -67,9 +76,27 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     "and run again with BITWITNESS_NO_INSTALL=1"
 fi
 
+native=$(dpkg --print-architecture)
 mapfile -t missing < <(missing_of "${needed[@]}")
 mapfile -t missing_optional < <(missing_of "${optional[@]}")
-if ((${#missing[@]} + ${#missing_optional[@]} == 0)); then exit 0; fi
+missing_aarch64=()
+add_arm64=0
+if [[ "$scope" == test && "$native" == amd64 ]]; then
+  mapfile -t missing_aarch64 < <(missing_of "${aarch64_packages[@]}")
+fi
+if ((${#missing_aarch64[@]})) && ! dpkg --print-foreign-architectures | grep -qx arm64; then
+  # Debian's mirrors have all architectures. Ubuntu's keep arm64 elsewhere: adding it there would break
+  # every later `apt-get update` until the administrator says where.
+  # shellcheck source=/dev/null
+  if [[ "$(. /etc/os-release && echo "${ID:-}")" == debian ]]; then
+    add_arm64=1
+  else
+    say "the AArch64 tests will be skipped: apt on this system does not know where arm64 packages are." \
+      "With that architecture set up, run this again"
+    missing_aarch64=()
+  fi
+fi
+if ((${#missing[@]} + ${#missing_optional[@]} + ${#missing_aarch64[@]} == 0)); then exit 0; fi
 
 as_root=()
 if ((EUID != 0)); then
@@ -80,7 +107,8 @@ if ((EUID != 0)); then
     die "these packages are missing, and this user is not root and cannot use sudo: ${missing[*]}." \
       "Ask an administrator for: apt-get install --no-install-recommends ${missing[*]}"
   else
-    say "not installed, for want of root or sudo; it works without: ${missing_optional[*]}"
+    say "not installed, for want of root or sudo; it works without:" \
+      "${missing_optional[*]} ${missing_aarch64[*]}"
     exit 0
   fi
 fi
@@ -96,8 +124,21 @@ apt() {  # its hundreds of lines are shown only when it fails
 }
 install() { apt --no-install-recommends install "$@"; }
 
-say "installing (some minutes): ${missing[*]} ${missing_optional[*]}"
-apt update || say "apt-get update failed; trying with the package lists that are there"
+all=("${missing[@]}" "${missing_optional[@]}" "${missing_aarch64[@]}")
+say "installing (some minutes): ${all[*]}"
+update() { apt update || say "apt-get update failed; trying with the package lists that are there"; }
+if ((add_arm64)); then
+  "${as_root[@]}" dpkg --add-architecture arm64
+  if ! apt update; then
+    say "once more, without the architecture arm64; the AArch64 tests will be skipped"
+    "${as_root[@]}" dpkg --remove-architecture arm64
+    add_arm64=0
+    missing_aarch64=()
+    update
+  fi
+else
+  update
+fi
 if ((${#missing[@]})); then
   install "${missing[@]}" || die "apt-get could not install: ${missing[*]}. Look at its messages above"
 fi
@@ -105,4 +146,8 @@ if ((${#missing_optional[@]})) && ! install "${missing_optional[@]}"; then
   for package in "${missing_optional[@]}"; do
     install "$package" || say "$package could not be installed; it works without"
   done
+fi
+if ((${#missing_aarch64[@]})) && ! install "${missing_aarch64[@]}"; then
+  say "the AArch64 tests will be skipped; these could not be installed: ${missing_aarch64[*]}"
+  if ((add_arm64)); then "${as_root[@]}" dpkg --remove-architecture arm64 || true; fi
 fi

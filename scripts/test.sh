@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds everything and runs all tests; then once more under sanitizers.
 #
-#   scripts/test.sh           release tests, then AddressSanitizer + UndefinedBehaviorSanitizer and
-#                             ThreadSanitizer over the parts that they are for
+#   scripts/test.sh           release tests, then the AArch64 programs under an emulator, then
+#                             AddressSanitizer + UndefinedBehaviorSanitizer and ThreadSanitizer over the
+#                             parts that they are for
 #   scripts/test.sh --quick   release tests alone
 #
 # Skipped and failed tests are listed by name; the last line is `N passed, N failed, N skipped`. Any
@@ -50,13 +51,55 @@ run_preset() {
     -R "$include" -E "$exclude" || broken=1
 }
 
+# The first thing that the AArch64 tests need and this machine lacks; nothing if all is there.
+missing_for_aarch64() {
+  local tool library
+  for tool in aarch64-linux-gnu-g++ qemu-aarch64; do
+    command -v "$tool" >/dev/null || {
+      echo "$tool is not installed"
+      return
+    }
+  done
+  for library in libcrypto.a libpcre2-8.a libutf8proc.a libgtest.a libgmock.a; do
+    [[ "$(aarch64-linux-gnu-g++ -print-file-name="$library")" == /* ]] || {
+      echo "$library for AArch64 is not installed"
+      return
+    }
+  done
+}
+
+# Cross-builds the programs and some tests, and compares them with those of the release build, whose tests
+# `aarch64.*` do that.
+run_aarch64() {
+  local junit=$PWD/build/aarch64-results.xml launcher=() missing
+  section "aarch64: build"
+  rm -f "$junit"
+  results+=("aarch64=$junit")
+  missing=$(missing_for_aarch64)
+  if [[ -n "$missing" ]]; then
+    echo "no cross build: $missing"
+    export BITWITNESS_NO_AARCH64=$missing
+  else
+    if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+    # The linker warns about what static programs may not call; nobody needs to read that.
+    if ! { cmake --preset aarch64 "${launcher[@]}" &&
+      cmake --build --preset aarch64; } >build/aarch64.log 2>&1; then
+      cat build/aarch64.log
+      return 0
+    fi
+  fi
+  section "aarch64: tests"
+  ctest --preset release -j "$jobs" --output-junit "$junit" -R '^aarch64\.' || broken=1
+}
+
 mkdir -p build/tokenizers
 scripts/fetch-tokenizers.sh build/tokenizers || echo "tests of the real tokenizers will be skipped"
 export BITWITNESS_TOKENIZERS=$PWD/build/tokenizers
 
 runner=()
-run_preset release all . '^$'
+run_preset release all . '^aarch64\.'
 if ((!quick)); then
+  if [[ "$(uname -m)" != aarch64 ]]; then run_aarch64; fi  # there, the release tests are these
   # Programs that were not built are known to ctest by a name with the suffix _NOT_BUILT. The reference
   # backend is slow under sanitizers, and plain loops on one thread.
   #
@@ -65,7 +108,7 @@ if ((!quick)); then
   export UBSAN_OPTIONS=print_stacktrace=1
   run_preset asan \
     "attest_test audit_test cpu_backend_test engine_test generate_test model_files_test serve_test tokenizer_test" \
-    . '_NOT_BUILT|^tree\.|^check_ptx|Invariance.*_ref|ThirdTileLevel|LongWordsTakeNearLinearTime'
+    . '_NOT_BUILT|^tree\.|^aarch64\.|^check_ptx|Invariance.*_ref|ThirdTileLevel|LongWordsTakeNearLinearTime'
   # What runs on several threads. ThreadSanitizer wants an address space without randomisation.
   if setarch -R true 2>/dev/null; then runner=(setarch -R); fi
   run_preset tsan "attest_test cpu_backend_test engine_test" \

@@ -22,6 +22,9 @@ constexpr std::int64_t kGrainMultiplies = 262144;  // multiply-adds of a product
 // Rows of x that are packed at once in a prefill product: bounds the scratch to 4 MB.
 constexpr std::int64_t kRowBlock = 1024;
 
+// Rows of W that several groups of x rows read in turn; a multiple of every kernel's dot_rows.
+constexpr std::int64_t kRowsInCache = 64;
+
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
@@ -31,11 +34,24 @@ constexpr std::int64_t grain_of(std::int64_t grain, std::int64_t unit_cost) {
   return divide_up(grain, std::max<std::int64_t>(unit_cost, 1));
 }
 
+void require_default_environment(const std::string& where) {
+  if (floating_point_environment_is_default()) return;
+  throw infrastructure_error(
+      where +
+      " flushes subnormals, does not round to nearest, or converts by other rules than IEEE 754's: "
+      "another library changed the floating-point environment; refusing to compute in it");
+}
+
 class CpuBackend final : public ReferenceBackend {
  public:
   CpuBackend(const CpuKernels& kernels, int threads)
       : kernels_(kernels),
-        pool_(threads, [](int thread) { check_known_answers("thread " + std::to_string(thread)); }),
+        pool_(threads,
+              [](int thread) {
+                const std::string where = "thread " + std::to_string(thread);
+                check_known_answers(where);
+                require_default_environment(where);
+              }),
         scratch_(static_cast<std::size_t>(pool_.threads())) {}
 
   std::string name() const override { return kernels_.isa; }
@@ -65,29 +81,27 @@ class CpuBackend final : public ReferenceBackend {
   // The pool's loop, on a thread that may compute.
   template <class Body>
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
-    if (!floating_point_environment_is_default()) {
-      throw infrastructure_error(
-          "the calling thread flushes subnormals or does not round to nearest: another library "
-          "changed "
-          "the floating-point environment; refusing to compute in it");
-    }
+    require_default_environment("the calling thread");
     pool_.parallel_for(count, grain, body);
+  }
+
+  // Room for `count` floats on a cache line's boundary: a vector that crosses lines is read twice.
+  // Grows only, so that steady state allocates nothing.
+  float* at_least(Buffer& buffer, std::int64_t count) {
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
+    if (buffer.bytes() < bytes) {
+      buffer = Buffer();
+      buffer = allocate(bytes);
+    }
+    return buffer.as<float>();
   }
 
   const CpuKernels& kernels_;
   ThreadPool pool_;
-  std::vector<float> packed_x_;              // x in a kernel's order
-  std::vector<std::vector<float>> scratch_;  // per thread
-  std::vector<float> norm_weight_;           // upcast
+  Buffer packed_x_;              // x in a kernel's order
+  std::vector<Buffer> scratch_;  // per thread
+  Buffer norm_weight_;           // upcast
 };
-
-// Grows only, so that steady state allocates nothing.
-float* at_least(std::vector<float>& buffer, std::int64_t count) {
-  if (buffer.size() < static_cast<std::size_t>(count)) {
-    buffer.resize(static_cast<std::size_t>(count));
-  }
-  return buffer.data();
-}
 
 void CpuBackend::embed(float* out, const Matrix& embedding, const std::int32_t* tokens,
                        std::int64_t M) {
@@ -117,7 +131,7 @@ void CpuBackend::rms_norm(float* out, const float* x, const Vector& weight, floa
 
 void CpuBackend::matmul(float* y, const float* x, const Matrix& W, std::int64_t M) {
   assert(W.cols >= 1);
-  if (M <= kMaxDotRows) {
+  if (M <= kernels_.row_limit) {
     matmul_rows(y, x, W, M);
     return;
   }
@@ -137,17 +151,28 @@ void CpuBackend::matmul_rows(float* y, const float* x, const Matrix& W, std::int
   args.w = W.data;
   args.w_stride_bytes = K * static_cast<std::int64_t>(dtype_bytes(W.dtype));
   args.K = K;
-  args.x = packed;
   args.x_stride = stride;
-  args.out = y;
   args.out_stride = N;
   const DotRowsFunction function = W.dtype == Dtype::kBf16   ? kernels_.dot_rows_bf16
                                    : W.dtype == Dtype::kFp16 ? kernels_.dot_rows_fp16
                                                              : kernels_.dot_rows_fp32;
   const std::int64_t unit = kernels_.dot_rows;
+  // More x rows than a kernel takes go in equal groups, by turns over so many rows of W that the
+  // later groups find them in a cache.
+  const std::int64_t groups = divide_up(M, kMaxDotRows);
   parallel_for(divide_up(N, unit), grain_of(kGrainMultiplies, unit * K * M),
                [&](std::int64_t begin, std::int64_t end, int) {
-                 function(args, static_cast<int>(M), begin * unit, std::min(end * unit, N));
+                 const std::int64_t n_end = std::min(end * unit, N);
+                 const std::int64_t step = groups == 1 ? N : kRowsInCache;
+                 for (std::int64_t n = begin * unit; n < n_end; n += step) {
+                   for (std::int64_t g = 0; g < groups; ++g) {
+                     const std::int64_t m = g * M / groups, next = (g + 1) * M / groups;
+                     DotRows part = args;
+                     part.x = packed + m * stride;
+                     part.out = y + m * N;
+                     function(part, static_cast<int>(next - m), n, std::min(n + step, n_end));
+                   }
+                 }
                });
 }
 
@@ -180,16 +205,8 @@ void CpuBackend::matmul_panels(float* y, const float* x, const Matrix& W, std::i
                    for (std::int64_t t = begin; t < end; ++t) {
                      const std::int64_t row = t * M / args.tiles;
                      const std::int64_t rows = (t + 1) * M / args.tiles - row;
-                     float* out = packed + row * args.k_count;
-                     for (int c = 0; c < contract::kChains; ++c) {
-                       for (int g = c * contract::kGroup; g < args.k_count; g += kDotBlock) {
-                         const int stop = std::min(g + contract::kGroup, args.k_count);
-                         for (int i = g; i < stop; ++i, out += rows) {
-                           for (std::int64_t m = 0; m < rows; ++m)
-                             out[m] = x[(row + m) * K + k + i];
-                         }
-                       }
-                     }
+                     kernels_.pack_tile(packed + row * args.k_count, x + row * K + k, K,
+                                        static_cast<int>(rows), args.k_count);
                    }
                  });
     parallel_for(

@@ -10,7 +10,8 @@
 namespace bitwitness {
 
 // Whether this build has kernels for `isa` ("avx2": AVX2 + FMA + F16C; "avx512": AVX-512 F, BW, DQ,
-// VL beside those), and this processor and its operating system run them. False for any other name.
+// VL beside those; "neon": AArch64's Advanced SIMD), and this processor and its operating system
+// run them. False for any other name.
 bool cpu_supports(std::string_view isa);
 
 // A backend of `threads` >= 1 threads, the calling one among them; workers sleep between operators.

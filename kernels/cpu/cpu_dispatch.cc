@@ -1,4 +1,6 @@
 // The one place that knows which instruction sets there are.
+#include <cstdint>
+
 #include "attest/base/error.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/cpu_kernels.h"
@@ -55,6 +57,25 @@ const CpuKernels* cpu_kernels(std::string_view isa) {
 bool floating_point_environment_is_default() {
   constexpr unsigned kDenormalsAreZero = 0x0040, kRounding = 0x6000, kFlushToZero = 0x8000;
   return (_mm_getcsr() & (kDenormalsAreZero | kRounding | kFlushToZero)) == 0;
+}
+
+#elif defined(__aarch64__)
+
+extern const CpuKernels kCpuKernelsNeon;
+
+const CpuKernels* cpu_kernels(std::string_view isa) {
+  return isa == "neon" ? &kCpuKernelsNeon : nullptr;
+}
+
+bool floating_point_environment_is_default() {
+  // Arm ARM, "FPCR": all that can change a value; the others enable traps.
+  constexpr std::uint64_t kFlushInputs = 1u << 0, kAlternate = 1u << 1, kMerging = 1u << 2;
+  constexpr std::uint64_t kFlushHalf = 1u << 19, kRounding = 3u << 22, kFlush = 1u << 24;
+  constexpr std::uint64_t kDefaultNan = 1u << 25, kAlternateHalf = 1u << 26;
+  std::uint64_t fpcr = 0;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+  return (fpcr & (kFlushInputs | kAlternate | kMerging | kFlushHalf | kRounding | kFlush |
+                  kDefaultNan | kAlternateHalf)) == 0;
 }
 
 #else

@@ -84,11 +84,15 @@ struct CpuKernels {
   int dot_rows;       // W rows that a row kernel works on at once: cut N in multiples of it
   int panel_columns;  // W rows of a panel
   int tile_rows;      // largest x tile
+  int row_limit;      // x rows up to which the row kernels, in groups, beat the panels
 
   // One row of x for the row kernels; writes whole blocks of kDotBlock.
   void (*interleave)(float* out, const float* x, std::int64_t K);
   DotRowsFunction dot_rows_bf16, dot_rows_fp16, dot_rows_fp32;
   PackPanelFunction pack_panel_bf16, pack_panel_fp16, pack_panel_fp32;
+  // `rows` rows of x (at x + m * K, k_count elements each) as a tile out[k_count][rows] for
+  // run_panel.
+  void (*pack_tile)(float* out, const float* x, std::int64_t K, int rows, int k_count);
   RunPanelFunction run_panel;
   // `x` is scratch for kMaxDotRows interleaved rows of head_dim.
   void (*attention)(const AttentionGroup& group, float* x);
@@ -111,8 +115,8 @@ struct CpuKernels {
 // The table of an instruction set that cpu_supports(); null for any other name.
 const CpuKernels* cpu_kernels(std::string_view isa);
 
-// Whether the calling thread rounds to nearest even and keeps subnormals (a glance at the control
-// register; check_known_answers is the proof).
+// Whether the calling thread rounds to nearest even, keeps subnormals and converts binary16 as IEEE
+// 754 says (a glance at the control register, MXCSR or FPCR; check_known_answers is the proof).
 bool floating_point_environment_is_default();
 
 }  // namespace bitwitness

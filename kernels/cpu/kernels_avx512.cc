@@ -22,6 +22,8 @@ constexpr int kValueVectors = 4;
 
 #define BW_INLINE inline __attribute__((always_inline))
 
+#include "kernels/cpu/kernels_ymm.h"
+
 BW_INLINE F zero() {
   return _mm512_setzero_ps();
 }

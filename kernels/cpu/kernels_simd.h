@@ -1,10 +1,18 @@
 // Kernels over a vector type F of kWidth binary32 lanes, written once for every instruction set.
 //
 // A kernels_<isa>.cc includes this file inside its own anonymous namespace, after the vector
-// primitives (load, fma, transpose4, ...). Only intrinsics and what is defined here or there may be
-// called: no function of another header (see cpu_kernels.h). No #pragma once: it is text.
-
-#include "kernels/cpu/kernels_ymm.h"
+// primitives. Only intrinsics and what is defined here or there may be called: no function of
+// another header (see cpu_kernels.h). No #pragma once: it is text.
+//
+// The primitives (kernels_avx2.cc says what each does):
+//   types       F, I (kWidth floats, as many double words), F8 (8 floats)
+//   constants   kWidth, kPackRows, kPanelVectors, kTileRows (at most 16), kValueVectors
+//   floats      zero set1 broadcast load store load_part store_part first_lane
+//               add sub mul div fma negate max_or_second min_or_second
+//               equal_lanes non_finite_lanes scale_by_exponent
+//   row dots    as_float low_halves_up high_halves halves_to_float transpose4
+//               load_chains load_pair load_pieces add_chains fill_negative_zero
+//   8 x 8       zero8 load8 store8 transpose8
 
 #if defined(__clang__)
 #define BW_UNROLL _Pragma("unroll")
@@ -83,6 +91,12 @@ inline __attribute__((always_inline)) void load_steps(const PackRows& rows, std:
   }
 }
 
+// A vector of two rows needs x in both halves, and such loads are dear: two packs share them (two
+// packs of W in registers are what 32 registers hold).
+constexpr bool kShareChains = kPackRows == 2;
+// Measured (bench_replay): panels are packed for too few tiles below.
+constexpr int kRowLimit = kShareChains ? 40 : 16;
+
 // One 64-block for kPacks packs of rows and kM rows of x. `ahead`: offset of what the caches should
 // get.
 template <Dtype kDtype, int kPacks, int kM>
@@ -90,22 +104,33 @@ inline __attribute__((always_inline)) void dot_block(const PackRows (&rows)[kPac
                                                      std::int64_t offset, std::int64_t ahead,
                                                      const float* x, std::int64_t x_stride,
                                                      F (&acc)[kPacks * kM]) {
+  // Packs whose x is loaded once for all of them.
+  constexpr int kTogether = kShareChains && kPacks == 2 ? 2 : 1;
   BW_UNROLL
-  for (int r = 0; r < kPacks; ++r) {
+  for (int first = 0; first < kPacks; first += kTogether) {
+    F w[kTogether][kGroup];
     BW_UNROLL
-    for (int h = 0; h < kPackRows; ++h) {
+    for (int t = 0; t < kTogether; ++t) {
+      const PackRows& pack = rows[first + t];
       BW_UNROLL
-      for (int line = 0; line < kDotBlock * kBytes<kDtype>; line += 64) {
-        __builtin_prefetch(rows[r].row[h] + ahead + line);
+      for (int h = 0; h < kPackRows; ++h) {
+        BW_UNROLL
+        for (int line = 0; line < kDotBlock * kBytes<kDtype>; line += 64) {
+          __builtin_prefetch(pack.row[h] + ahead + line);
+        }
       }
+      load_steps<kDtype>(pack, offset, w[t]);
     }
-    F w[kGroup];
-    load_steps<kDtype>(rows[r], offset, w);
     BW_UNROLL
     for (int j = 0; j < kGroup; ++j) {
       BW_UNROLL
       for (int m = 0; m < kM; ++m) {
-        acc[r * kM + m] = fma(load_chains(x + m * x_stride + kGroup * j), w[j], acc[r * kM + m]);
+        const F chains = load_chains(x + m * x_stride + kGroup * j);
+        BW_UNROLL
+        for (int t = 0; t < kTogether; ++t) {
+          F& sum = acc[(first + t) * kM + m];
+          sum = fma(chains, w[t][j], sum);
+        }
       }
     }
   }
@@ -209,6 +234,7 @@ void dot_rows_m(const DotRows& args, std::int64_t n_begin, std::int64_t n_end) {
 template <Dtype kDtype>
 void dot_rows(const DotRows& args, int M, std::int64_t n_begin, std::int64_t n_end) {
   constexpr int kOne = 8 / kPackRows;  // packs of kDotRowsAtOnce = 8 rows
+  constexpr int kMany = kShareChains ? 2 : 1;
   switch (M) {
     case 1:
       return dot_rows_m<kDtype, kOne, 1>(args, n_begin, n_end);
@@ -219,13 +245,13 @@ void dot_rows(const DotRows& args, int M, std::int64_t n_begin, std::int64_t n_e
     case 4:
       return dot_rows_m<kDtype, 2, 4>(args, n_begin, n_end);
     case 5:
-      return dot_rows_m<kDtype, 1, 5>(args, n_begin, n_end);
+      return dot_rows_m<kDtype, kMany, 5>(args, n_begin, n_end);
     case 6:
-      return dot_rows_m<kDtype, 1, 6>(args, n_begin, n_end);
+      return dot_rows_m<kDtype, kMany, 6>(args, n_begin, n_end);
     case 7:
-      return dot_rows_m<kDtype, 1, 7>(args, n_begin, n_end);
+      return dot_rows_m<kDtype, kMany, 7>(args, n_begin, n_end);
     case 8:
-      return dot_rows_m<kDtype, 1, 8>(args, n_begin, n_end);
+      return dot_rows_m<kDtype, kMany, 8>(args, n_begin, n_end);
     default:
       __builtin_trap();
   }
@@ -238,6 +264,7 @@ constexpr int kPanelColumns = kPanelVectors * kWidth;
 // Rows of W in groups of 8 k, upcast and transposed, in chain order.
 template <Dtype kDtype>
 void pack_panel(const PanelArgs& args, std::int64_t n_begin, float* panel) {
+  constexpr int kLineRows = 8 * kGroup * kBytes<kDtype> / 64;  // rows that a group uses a line of
   int chain_begin[kChains];
   for (int c = 0, at = 0; c < kChains; ++c) {
     chain_begin[c] = at;
@@ -252,6 +279,13 @@ void pack_panel(const PanelArgs& args, std::int64_t n_begin, float* panel) {
       float* out =
           panel + (chain_begin[group % kChains] + group / kChains * kGroup) * kPanelColumns + r;
       const int count = args.k_count - k < kGroup ? args.k_count - k : kGroup;
+      // The next rows are asked for meanwhile, as many lines as are used up: the streams are too
+      // short and too many for the hardware's prefetchers.
+      BW_UNROLL
+      for (int i = 0; i < kLineRows; ++i) {
+        const std::int64_t row = 8 + group % (8 / kLineRows) * kLineRows + i;
+        __builtin_prefetch(w + (row * args.K + k) * kBytes<kDtype>);
+      }
       F8 block[8];
       BW_UNROLL
       for (int i = 0; i < 8; ++i) {
@@ -275,10 +309,61 @@ void pack_panel(const PanelArgs& args, std::int64_t n_begin, float* panel) {
   }
 }
 
+// A tile of x in chain order, transposed in blocks of 8 rows by 8 k.
+void pack_tile(float* out, const float* x, std::int64_t K, int rows, int k_count) {
+  static_assert(kTileRows <= 16);
+  constexpr int kBlocks = (kTileRows + 7) / 8;
+  float* const end = out + static_cast<std::int64_t>(k_count) * rows;
+  for (int c = 0; c < kChains; ++c) {
+    for (int k = c * kGroup; k < k_count; k += kDotBlock) {
+      const int count = k_count - k < kGroup ? k_count - k : kGroup;
+      F8 block[kBlocks][8];
+      BW_UNROLL
+      for (int b = 0; b < kBlocks; ++b) {
+        BW_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          const int row = 8 * b + i;
+          const auto* from = reinterpret_cast<const std::byte*>(x + (row < rows ? row : 0) * K + k);
+          if (row >= rows) {
+            block[b][i] = zero8();
+          } else if (count == kGroup) {
+            block[b][i] = load8<Dtype::kFp32>(from);
+          } else {
+            alignas(32) std::byte copy[kGroup * sizeof(float)] = {};
+            __builtin_memcpy(copy, from, static_cast<std::size_t>(count) * sizeof(float));
+            block[b][i] = load8<Dtype::kFp32>(copy);
+          }
+        }
+        transpose8(block[b]);
+      }
+      // What a step's vectors write beyond its rows is overwritten by the next step; beyond the
+      // tile they may not write.
+      alignas(64) float last[(kGroup + 1) * 8 * kBlocks];
+      const bool inside = end - out >= (count - 1) * rows + 8 * kBlocks;
+      float* const to = inside ? out : last;
+      BW_UNROLL
+      for (int j = 0; j < kGroup; ++j) {
+        if (j >= count) break;
+        BW_UNROLL
+        for (int b = 0; b < kBlocks; ++b) store8(to + j * rows + 8 * b, block[b][j]);
+      }
+      const int size = count * rows;
+      if (!inside) __builtin_memcpy(out, last, static_cast<std::size_t>(size) * sizeof(float));
+      out += size;
+    }
+  }
+}
+
 // One tile: kRows rows of x against the panel, one chain after the other.
 template <int kRows>
 __attribute__((noinline)) void run_tile(float* y, std::int64_t N, int columns, const float* x,
                                         const float* panel, int k_count, bool first) {
+  // The outputs are asked for now and used after the chains: their rows lie pages apart, so that
+  // each would be a miss of its own (5 % of a product).
+  for (int m = 0; m < kRows; ++m) {
+    BW_UNROLL
+    for (int v = 0; v < kPanelVectors; ++v) __builtin_prefetch(y + m * N + v * kWidth, 1);
+  }
   alignas(64) float sum[kRows * kPanelColumns];
   // -0 + x is x for every x: sums whose first term stands alone start there.
   for (int i = 0; i < kRows * kPanelColumns; i += kWidth) store(sum + i, set1(-0.0f));
@@ -657,6 +742,7 @@ constexpr CpuKernels table_of(const char* isa) {
                     8,
                     kPanelColumns,
                     kTileRows,
+                    kRowLimit,
                     interleave,
                     dot_rows<Dtype::kBf16>,
                     dot_rows<Dtype::kFp16>,
@@ -664,6 +750,7 @@ constexpr CpuKernels table_of(const char* isa) {
                     pack_panel<Dtype::kBf16>,
                     pack_panel<Dtype::kFp16>,
                     pack_panel<Dtype::kFp32>,
+                    pack_tile,
                     run_panel,
                     attention,
                     upcast,

@@ -80,6 +80,17 @@ int open_regular(const std::filesystem::path& path, std::size_t* size) {
   return fd;
 }
 
+// Advice about the pages that hold these bytes. Advice only: whether it is taken changes no value.
+void advise(std::span<const std::byte> bytes, int advice) noexcept {
+  if (bytes.empty()) return;
+  const long page = ::sysconf(_SC_PAGESIZE);
+  if (page <= 0) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+  const std::uintptr_t skew = begin % static_cast<std::uintptr_t>(page);
+  auto* start = const_cast<std::byte*>(bytes.data()) - skew;
+  static_cast<void>(::madvise(start, bytes.size() + skew, advice));
+}
+
 }  // namespace
 
 MappedFile MappedFile::open(const std::filesystem::path& path) {
@@ -140,14 +151,13 @@ void MappedFile::release() noexcept {
 }
 
 void prefetch_mapped(std::span<const std::byte> bytes) noexcept {
-  if (bytes.empty()) return;
-  const long page = ::sysconf(_SC_PAGESIZE);
-  if (page <= 0) return;
-  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-  const std::uintptr_t skew = begin % static_cast<std::uintptr_t>(page);
-  auto* start = const_cast<std::byte*>(bytes.data()) - skew;
-  // Advice only: the pages arrive anyway when touched.
-  static_cast<void>(::madvise(start, bytes.size() + skew, MADV_WILLNEED));
+  advise(bytes, MADV_WILLNEED);
+}
+
+void release_mapped(std::span<const std::byte> bytes) noexcept {
+  // Nothing is ever written to these private mappings, so what is dropped is in the file, and pages
+  // shared with a neighbour may go, too.
+  advise(bytes, MADV_DONTNEED);
 }
 
 std::string read_file_bounded(const std::filesystem::path& path, std::size_t max_bytes) {

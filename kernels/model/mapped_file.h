@@ -48,6 +48,10 @@ class MappedFile {
 // Asks the system to start reading these mapped bytes. A hint: never fails, changes no value.
 void prefetch_mapped(std::span<const std::byte> bytes) noexcept;
 
+// Tells the system that this process does not need the pages of these mapped bytes for now: they
+// leave its memory and come back, with the file's bytes, when touched. A hint, as above.
+void release_mapped(std::span<const std::byte> bytes) noexcept;
+
 // The whole file as bytes; a file longer than max_bytes is refused before memory is taken (kUsage).
 std::string read_file_bounded(const std::filesystem::path& path, std::size_t max_bytes);
 

@@ -224,9 +224,15 @@ class WeightReader {
   std::vector<TensorView>* used_;
 };
 
-std::size_t matrix_bytes(const Matrix& matrix) {
-  return static_cast<std::size_t>(matrix.rows) * static_cast<std::size_t>(matrix.cols) *
-         dtype_bytes(matrix.dtype);
+// Calls body(bytes) for every matrix of a layer.
+template <class Body>
+void for_matrices(const LayerWeights& weights, const Body& body) {
+  for (const Matrix* matrix : {&weights.q, &weights.k, &weights.v, &weights.o, &weights.gate,
+                               &weights.up, &weights.down}) {
+    const std::size_t bytes = static_cast<std::size_t>(matrix->rows) *
+                              static_cast<std::size_t>(matrix->cols) * dtype_bytes(matrix->dtype);
+    body(std::span<const std::byte>{matrix->data, bytes});
+  }
 }
 
 }  // namespace
@@ -307,11 +313,11 @@ void Model::check_unchanged() const {
 }
 
 void Model::prefetch_layer(std::int64_t layer) const {
-  const LayerWeights& weights = weights_.layers.at(static_cast<std::size_t>(layer));
-  for (const Matrix* matrix : {&weights.q, &weights.k, &weights.v, &weights.o, &weights.gate,
-                               &weights.up, &weights.down}) {
-    prefetch_mapped({matrix->data, matrix_bytes(*matrix)});
-  }
+  for_matrices(weights_.layers.at(static_cast<std::size_t>(layer)), prefetch_mapped);
+}
+
+void Model::release_layer(std::int64_t layer) const {
+  for_matrices(weights_.layers.at(static_cast<std::size_t>(layer)), release_mapped);
 }
 
 }  // namespace bitwitness

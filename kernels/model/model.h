@@ -95,6 +95,11 @@ class Model {
   // Asks the system to read ahead the weights of one layer. A hint only. 0 <= layer < num_layers.
   void prefetch_layer(std::int64_t layer) const;
 
+  // Gives the memory of the weight matrices of one layer back to the system: a replay that goes
+  // from layer to layer holds one at a time. What is touched again reads the same, from the file or
+  // the page cache. 0 <= layer < num_layers.
+  void release_layer(std::int64_t layer) const;
+
  private:
   Model() = default;
 

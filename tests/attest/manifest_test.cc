@@ -63,6 +63,21 @@ TEST(Manifest, ThreadsAndProgressDoNotMatter) {
   EXPECT_EQ(last, 4U);
 }
 
+// Any selection of tensors, in any order, on any number of threads.
+TEST(Manifest, RootsOfSomeTensorsAreTheManifests) {
+  const Model model;
+  const Manifest manifest = build_manifest(model.description);
+  const std::vector<TensorDescription>& all = model.description.tensors;
+  const std::vector<TensorDescription> some{all[1], all[0], all[1]};
+  for (const unsigned threads : {0U, 1U, 2U, 9U}) {
+    EXPECT_EQ(tensor_roots(some, {}, threads),
+              (std::vector<Digest>{manifest.tensors[1].root, manifest.tensors[0].root,
+                                   manifest.tensors[1].root}))
+        << threads;
+    EXPECT_TRUE(tensor_roots({}, {}, threads).empty());
+  }
+}
+
 TEST(Manifest, ParsesWhatItWrites) {
   const Model model;
   Manifest manifest = build_manifest(model.description);

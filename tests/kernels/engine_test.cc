@@ -148,7 +148,7 @@ TEST_P(Invariance, AloneEqualsInABatchAtAnySlot) {
 
 INSTANTIATE_TEST_SUITE_P(All, Invariance,
                          ::testing::Combine(::testing::ValuesIn(supported_models()),
-                                            ::testing::Values("ref", "avx2", "avx512", "cuda")),
+                                            ::testing::ValuesIn(tested_devices())),
                          [](const auto& param) {
                            return test_name(std::get<0>(param.param) + "_" +
                                             std::get<1>(param.param));

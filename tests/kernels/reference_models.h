@@ -61,6 +61,17 @@ inline const std::vector<std::string>& supported_models() {
   return models;
 }
 
+// Devices that a test of one device takes as its parameter; those that are absent here are skipped
+// by name, but not those of another architecture.
+inline const std::vector<std::string>& tested_devices() {
+#if defined(__aarch64__)
+  static const std::vector<std::string> devices{"ref", "neon", "cuda"};
+#else
+  static const std::vector<std::string> devices{"ref", "avx2", "avx512", "cuda"};
+#endif
+  return devices;
+}
+
 // `text` as the name of a parameterised test: letters and digits, anything else as '_'.
 inline std::string test_name(std::string text) {
   for (char& c : text) {

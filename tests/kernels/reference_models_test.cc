@@ -81,7 +81,7 @@ TEST_P(ReferenceModels, GreedyIdsAndLogitsEqualTheStockOnes) {
 
 INSTANTIATE_TEST_SUITE_P(All, ReferenceModels,
                          ::testing::Combine(::testing::ValuesIn(supported_models()),
-                                            ::testing::Values("ref", "avx2", "avx512", "cuda")),
+                                            ::testing::ValuesIn(tested_devices())),
                          [](const auto& param) {
                            return test_name(std::get<0>(param.param) + "_" +
                                             std::get<1>(param.param));

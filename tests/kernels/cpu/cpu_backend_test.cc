@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -53,18 +54,18 @@ class Random {
   std::uint64_t state_;
 };
 
-// ThreadSanitizer makes everything some 30 times slower and looks at the threads alone: fewer
-// shapes.
+// ThreadSanitizer makes everything some 30 times slower and looks at the threads alone, an emulator
+// 100 times (BITWITNESS_THIN_TESTS=1): fewer shapes.
 #if defined(__SANITIZE_THREAD__)
-constexpr bool kThin = true;
+const bool kThin = true;
 #elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-constexpr bool kThin = true;
+const bool kThin = true;
 #else
-constexpr bool kThin = false;
+const bool kThin = std::getenv("BITWITNESS_THIN_TESTS") != nullptr;
 #endif
 #else
-constexpr bool kThin = false;
+const bool kThin = std::getenv("BITWITNESS_THIN_TESTS") != nullptr;
 #endif
 
 enum class Spread { kNarrow, kWide };  // kWide: subnormals to 2^40
@@ -167,7 +168,13 @@ class CpuBackendTest : public testing::TestWithParam<const char*> {
   ReferenceBackend reference_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Isa, CpuBackendTest, testing::Values("avx2", "avx512"),
+#if defined(__aarch64__)
+constexpr const char* kInstructionSets[] = {"neon"};
+#else
+constexpr const char* kInstructionSets[] = {"avx2", "avx512"};
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Isa, CpuBackendTest, testing::ValuesIn(kInstructionSets),
                          [](const auto& instance) { return std::string(instance.param); });
 
 TEST_P(CpuBackendTest, NameIsTheInstructionSet) {
@@ -179,7 +186,8 @@ TEST_P(CpuBackendTest, NameIsTheInstructionSet) {
 TEST_P(CpuBackendTest, MatmulAtEveryBoundary) {
   std::vector<std::int64_t> Ms;
   for (std::int64_t m = 1; m <= 20; ++m) Ms.push_back(m);
-  for (const std::int64_t m : {27, 28, 29, 63, 64, 65}) Ms.push_back(m);
+  for (const std::int64_t m : {24, 25, 27, 28, 29, 31, 32, 33, 39, 40, 41, 42, 43, 63, 64, 65})
+    Ms.push_back(m);
   const std::int64_t Ks[] = {1,   7,   8,    9,    63,   64,   65,   71,   128,  129,  192,
                              512, 513, 1000, 1023, 1024, 1025, 1087, 1088, 2048, 2050, 4100};
   const std::int64_t Ns[] = {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 130};
@@ -235,10 +243,11 @@ TEST_P(CpuBackendTest, MatmulOnAnyThreadsAndAlignment) {
     reference_.matmul(want.data(), x.data(), {dtype, kN, kK, w.data()}, kM);
     std::vector<std::byte> shifted(w.size() + 64);
     for (const int threads : {1, 2, 3, 5}) {
+      if (kThin && threads != 3) continue;
       const auto backend = make(threads);
       for (const std::size_t offset : {0, 1, 2, 3, 17, 34}) {
         std::memcpy(shifted.data() + offset, w.data(), w.size());
-        for (const std::int64_t M : {1, 2, 5, 8, 9, 67}) {
+        for (const std::int64_t M : {1, 2, 5, 8, 9, 17, 40, 41, 67}) {
           std::vector<float> got(static_cast<std::size_t>(M * kN));
           poison(got);
           backend->matmul(got.data(), x.data(), {dtype, kN, kK, shifted.data() + offset}, M);
@@ -269,7 +278,7 @@ TEST_P(CpuBackendTest, MatmulOfManyRows) {
 TEST_P(CpuBackendTest, MatmulOfZeros) {
   const auto backend = make(1);
   for (const std::int64_t K : {1, 3, 8, 9, 57, 64, 65, 1025}) {
-    for (const std::int64_t M : {1, 3, 9}) {
+    for (const std::int64_t M : {1, 3, 9, 41}) {  // rows, a group, two, panels
       for (const std::uint32_t x_bits : {0x00000000u, 0x80000000u, 0x3f800000u, 0x0d800000u}) {
         for (const std::uint16_t w_bits :
              {std::uint16_t{0}, std::uint16_t{0x8000}, std::uint16_t{0x8d80}}) {
@@ -628,23 +637,48 @@ TEST_P(CpuBackendTest, Sample) {
   }
 }
 
+#if defined(__x86_64__) || defined(__aarch64__)
+// The calling thread's floating-point control register, and bits of it that change values.
 #if defined(__x86_64__)
-// Sets bits of the calling thread's floating-point control register for a scope.
+std::uint64_t control_register() {
+  return _mm_getcsr();
+}
+void set_control_register(std::uint64_t value) {
+  _mm_setcsr(static_cast<unsigned>(value));
+}
+constexpr std::uint64_t kDenormalsAreZero = 0x0040, kRoundDown = 0x2000, kFlushToZero = 0x8000;
+constexpr std::uint64_t kBadControlBits[] = {kDenormalsAreZero, kFlushToZero, kRoundDown};
+#else
+std::uint64_t control_register() {
+  std::uint64_t value = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(value));
+  return value;
+}
+void set_control_register(std::uint64_t value) {
+  asm volatile("msr fpcr, %0" ::"r"(value));
+}
+constexpr std::uint64_t kRoundUp = 1u << 22, kRoundDown = 2u << 22, kFlushToZero = 1u << 24;
+constexpr std::uint64_t kDefaultNan = 1u << 25, kAlternateHalf = 1u << 26;
+constexpr std::uint64_t kBadControlBits[] = {kRoundUp, kRoundDown, kFlushToZero, kDefaultNan,
+                                             kAlternateHalf};
+#endif
+
+// Sets bits of the register for a scope.
 class ControlBits {
  public:
-  explicit ControlBits(unsigned bits) : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | bits); }
-  ~ControlBits() { _mm_setcsr(saved_); }
+  explicit ControlBits(std::uint64_t bits) : saved_(control_register()) {
+    set_control_register(saved_ | bits);
+  }
+  ~ControlBits() { set_control_register(saved_); }
   ControlBits(const ControlBits&) = delete;
   ControlBits& operator=(const ControlBits&) = delete;
 
  private:
-  unsigned saved_;
+  std::uint64_t saved_;
 };
 
-constexpr unsigned kDenormalsAreZero = 0x0040, kRoundDown = 0x2000, kFlushToZero = 0x8000;
-
 TEST_P(CpuBackendTest, RefusesAnEnvironmentThatBreaksTheArithmetic) {
-  for (const unsigned bits : {kDenormalsAreZero, kFlushToZero, kRoundDown}) {
+  for (const std::uint64_t bits : kBadControlBits) {
     ErrorKind kind = ErrorKind::kUsage;
     bool refused = false;
     {
@@ -664,7 +698,7 @@ TEST_P(CpuBackendTest, RefusesAnEnvironmentThatBreaksTheArithmetic) {
 TEST_P(CpuBackendTest, RefusesACallerWhoseEnvironmentChanged) {
   const auto backend = make(2);
   std::vector<float> x(8, 1.0f);
-  for (const unsigned bits : {kDenormalsAreZero, kFlushToZero, kRoundDown}) {
+  for (const std::uint64_t bits : kBadControlBits) {
     bool refused = false;
     std::thread caller([&] {
       const ControlBits scope(bits);

@@ -1,10 +1,14 @@
 #include "kernels/model/model.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,6 +106,38 @@ TEST(Model, TinyLlama) {
   EXPECT_EQ(model.tokenizer_json().size(), 122702U);
   EXPECT_EQ(model.tensors().size(), 57U);
   model.prefetch_layer(5);
+}
+
+// Whether the page of this address is in the process's memory; nothing where the system does not
+// tell.
+std::optional<bool> is_resident(const std::byte* address) {
+  const auto page = reinterpret_cast<std::uintptr_t>(address) /
+                    static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  std::ifstream map("/proc/self/pagemap", std::ios::binary);
+  map.seekg(static_cast<std::streamoff>(8 * page));
+  std::array<char, 8> entry{};
+  if (!map.read(entry.data(), 8)) return std::nullopt;
+  return (static_cast<unsigned char>(entry[7]) & 0x80u) != 0;
+}
+
+TEST(Model, ReleasedLayersLeaveMemoryAndReadTheSame) {
+  const Model model = Model::load(kModels / "tiny-llama");
+  const std::vector<RawTensor> before = raw_tensors(model);
+  const Matrix& down = model.weights().layers[2].down;
+  const std::byte* const middle = down.data + down.rows * down.cols;
+  const std::optional<bool> touched = is_resident(middle);
+  for (std::int64_t layer = 0; layer < 6; ++layer) model.release_layer(layer);
+  const std::optional<bool> released = is_resident(middle);
+  const std::vector<RawTensor> after = raw_tensors(model);
+  if (touched) {
+    EXPECT_TRUE(*touched);
+    EXPECT_FALSE(*released);
+    EXPECT_EQ(is_resident(middle), true);
+  }
+  ASSERT_EQ(after.size(), before.size());
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(after[i].data == before[i].data) << before[i].name;
+  }
 }
 
 TEST(Model, TinyQwen3) {
