@@ -7,17 +7,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
-#include <thread>
 #include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
 #include "tests/bench/cpu_ceilings.h"
+#include "tests/bench/cpu_options.h"
 
 namespace bitwitness {
 namespace {
@@ -39,34 +38,9 @@ struct Shape {
 };
 
 int main_of(int argc, char** argv) {
-  int threads = static_cast<int>(std::thread::hardware_concurrency());
-  int repeat = 5;
-  bool json = false;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view flag = argv[i], value = argv[i + 1];
-    if (flag == "--threads") {
-      threads = std::atoi(argv[i + 1]);
-    } else if (flag == "--repeat") {
-      repeat = std::atoi(argv[i + 1]);
-    } else if (flag == "--clock" && (value == "wall" || value == "cpu")) {
-      g_processor_time = value == "cpu";
-    } else if (flag == "--format" && (value == "text" || value == "json")) {
-      json = value == "json";
-    } else {
-      std::fprintf(
-          stderr,
-          "usage: bench_cpu [--threads N] [--repeat N] [--clock wall|cpu] [--format text|json]\n");
-      return 2;
-    }
-  }
-  if (argc % 2 == 0 || threads < 1 || repeat < 1) {
-    std::fprintf(
-        stderr,
-        "usage: bench_cpu [--threads N] [--repeat N] [--clock wall|cpu] [--format text|json]\n");
-    return 2;
-  }
-
-  g_threads = threads;
+  const std::optional<CpuOptions> options = read_cpu_options("bench_cpu", argc, argv, 5);
+  if (!options) return 2;
+  const int threads = options->threads, repeat = options->repeat;
   // One layer of a Llama-3-8B shape, and its weights: 436 MB of 16-bit ones.
   const Shape shapes[] = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}};
   constexpr std::int64_t kPrefillRows = 512;
@@ -126,7 +100,7 @@ int main_of(int argc, char** argv) {
 
   const char* const clock = g_processor_time ? "cpu" : "wall";
   const std::string device = make_backend("ref")->device();
-  if (json) {
+  if (options->json) {
     std::printf("{\"device\": \"%s\", \"threads\": %d, \"clock\": \"%s\", \"results\": [",
                 device.c_str(), threads, clock);
   } else {
@@ -137,7 +111,7 @@ int main_of(int argc, char** argv) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     const Result& r = results[i];
     const double share = r.rate / r.limit_rate;
-    if (json) {
+    if (options->json) {
       std::printf(
           "%s\n  {\"isa\": \"%s\", \"dtype\": \"%s\", \"M\": %lld, \"N\": %lld, \"K\": %lld, "
           "\"seconds\": %.6g, \"limit\": \"%s\", \"rate\": %.6g, \"limit_rate\": %.6g, \"share\": "
@@ -152,7 +126,7 @@ int main_of(int argc, char** argv) {
                   share, r.limit == "fma" ? "the FMA peak" : "read bandwidth");
     }
   }
-  if (json) std::printf("\n]}\n");
+  if (options->json) std::printf("\n]}\n");
   return 0;
 }
 

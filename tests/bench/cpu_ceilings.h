@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -119,7 +120,7 @@ __attribute__((target("avx2"))) inline void read_all(const std::byte* p, std::in
 }
 
 // Bytes per second that all threads read from memory far larger than the caches.
-inline double read_bandwidth(ThreadPool& pool, const std::vector<std::byte>& memory, int repeat) {
+inline double read_bandwidth(ThreadPool& pool, std::span<const std::byte> memory, int repeat) {
   const std::int64_t lines = static_cast<std::int64_t>(memory.size()) / 4096;
   const double seconds = best_seconds(repeat, [&] {
     pool.parallel_for(lines, 1, [&](std::int64_t begin, std::int64_t end, int) {
@@ -128,8 +129,6 @@ inline double read_bandwidth(ThreadPool& pool, const std::vector<std::byte>& mem
   });
   return static_cast<double>(lines * 4096) / seconds;
 }
-
-// ---- Products ----
 
 #undef BW_TWELVE
 
