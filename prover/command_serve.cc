@@ -13,12 +13,14 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "attest/base/error.h"
 #include "attest/base/print_json.h"
 #include "attest/base/program.h"
 #include "attest/base/progress.h"
 #include "attest/keys.h"
+#include "prover/allow_list.h"
 #include "prover/commands.h"
 #include "prover/generate.h"
 #include "prover/serve.h"
@@ -33,6 +35,12 @@ struct ServeFlags {
   int threads = 0;
   std::string records;
   std::string log, key, operator_key;
+  TlsFiles tls;
+  std::vector<std::string> allow;
+  std::uint64_t quota_audits = 60;
+  std::uint64_t quota_mib = 16384;
+  std::uint64_t retention_hours = 168;
+  std::uint64_t max_opening_mib = 1024;
   std::string evidence = "leaves";
   std::uint64_t max_tokens = 4096;
   std::uint64_t max_record_mib = 256;
@@ -92,6 +100,12 @@ int run(const ServeFlags& flags) {
   options.log_dir = flags.log;
   if (!flags.key.empty()) options.log_key = SigningKey::load(flags.key);
   if (!flags.operator_key.empty()) options.operator_key = SigningKey::load(flags.operator_key);
+  options.tls = flags.tls;
+  options.allow = load_allow_list(flags.allow);
+  options.quota_audits = flags.quota_audits;
+  options.quota_bytes = flags.quota_mib << 20;
+  options.retention = std::chrono::hours(flags.retention_hours);
+  options.max_opening_bytes = flags.max_opening_mib << 20;
   std::mutex stderr_mutex;
   options.on_error = [&](const std::string& message) {
     const std::scoped_lock lock(stderr_mutex);
@@ -114,6 +128,7 @@ int run(const ServeFlags& flags) {
     json["address"] = server.address();
     json["manifest_digest"] = model->manifest.digest().hex();
     json["backend"] = backend->name();
+    json["answers_audits"] = !flags.allow.empty();
     print_json(json, -1);
   } else {
     std::cout << "serving " << model->model.dir().string() << " on " << server.address()
@@ -121,6 +136,9 @@ int run(const ServeFlags& flags) {
   }
   if (flags.records.empty()) {
     std::cerr << "records are kept in memory and end with this process; --records DIR keeps them\n";
+  }
+  if (flags.allow.empty()) {
+    std::cerr << "audits are refused to everyone; --allow VKEY lets a verifier in\n";
   }
   signals.wait();
   std::cerr << "stopping: waiting up to " << flags.grace_s
@@ -136,10 +154,18 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("serve", "Answer requests over gRPC and keep the records");
   command->add_option("--model", flags->model, "Model directory (Hugging Face layout)")->required();
   command
-      ->add_option("--listen", flags->listen,
-                   "HOST:PORT, loopback only (no TLS yet); port 0 takes a free one")
+      ->add_option(
+          "--listen", flags->listen,
+          "HOST:PORT; off loopback all three --tls flags are needed; port 0 takes a free one")
       ->capture_default_str();
-  command->add_option("--device", flags->device, "auto, cpu, ref, avx2, avx512, cuda or cuda:N")
+  command->add_option("--tls-cert", flags->tls.certificate,
+                      "The server's certificate and its chain (PEM)");
+  command->add_option("--tls-key", flags->tls.key,
+                      "The certificate's private key (PEM, mode 0600)");
+  command->add_option("--tls-client-ca", flags->tls.client_ca,
+                      "Authorities (PEM); only clients with a certificate by one of them get in");
+  command
+      ->add_option("--device", flags->device, "auto, cpu, ref, avx2, avx512, neon, cuda or cuda:N")
       ->capture_default_str();
   command->add_option("--threads", flags->threads, "CPU threads (0: all)")
       ->check(CLI::Range(0, 4096))
@@ -150,6 +176,30 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   command->add_option("--key", flags->key, "The log's signing key (PEM)");
   command->add_option("--operator-key", flags->operator_key,
                       "Operator key (PEM) to sign the records with");
+  command
+      ->add_option("--allow", flags->allow,
+                   "Verifier that may audit: its key, or a file with one per line; repeatable "
+                   "(without: nobody may)")
+      ->type_name("VKEY_OR_FILE");
+  command
+      ->add_option("--quota-audits", flags->quota_audits, "Audits of one verifier within an hour")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000}))
+      ->capture_default_str();
+  command
+      ->add_option("--quota-mib", flags->quota_mib,
+                   "MiB that one verifier gets opened within an hour")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 32))
+      ->capture_default_str();
+  command
+      ->add_option("--retention", flags->retention_hours,
+                   "Hours after its run that a record can be audited; files are kept beyond it")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{10 * 365 * 24}))
+      ->capture_default_str();
+  command
+      ->add_option("--max-opening-mib", flags->max_opening_mib,
+                   "MiB of rows held at a time for openings; larger ones take several re-runs")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 24))
+      ->capture_default_str();
   command
       ->add_option("--evidence", flags->evidence,
                    "Evidence of requests that leave it open: none, roots, leaves or rows")
@@ -165,7 +215,9 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   command->add_option("--max-queue", flags->max_queue, "Requests that may wait")
       ->check(CLI::Range(std::size_t{1}, std::size_t{100'000}))
       ->capture_default_str();
-  command->add_option("--max-batch", flags->max_batch, "Requests computed together")
+  command
+      ->add_option("--max-batch", flags->max_batch,
+                   "Requests computed together; the key-value cache is made for that many")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1024}))
       ->capture_default_str();
   command

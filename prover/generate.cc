@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <list>
 
 #include "attest/base/error.h"
 #include "attest/base/leaf_hash.h"
@@ -42,6 +43,8 @@ struct Sequence {
   }
 };
 
+}  // namespace
+
 TraceShape trace_shape(const ModelConfig& config) {
   TraceShape shape;
   shape.layers = static_cast<std::uint32_t>(config.num_layers);
@@ -51,62 +54,73 @@ TraceShape trace_shape(const ModelConfig& config) {
   return shape;
 }
 
-// Positions that `request` may take: prompt and emitted tokens but the last, within the context.
-std::int64_t positions_needed(const ModelConfig& config, const GenerationRequest& request) {
+std::int64_t positions_needed(const ServedModel& model, const GenerationRequest& request) {
   const std::int64_t prompt = static_cast<std::int64_t>(request.prompt_ids.size());
-  const std::uint64_t room = static_cast<std::uint64_t>(config.max_positions - prompt);
+  const std::uint64_t room =
+      static_cast<std::uint64_t>(model.model.config().max_positions - prompt);
   return prompt + static_cast<std::int64_t>(std::min(request.max_tokens - 1, room));
 }
 
-class Batch {
+class GenerationBatch::Impl {
  public:
-  Batch(const ServedModel& model, const PlacedWeights& weights, Backend& backend,
-        std::span<const GenerationRequest> requests, const GenerationOptions& options,
-        const GenerationObserver& observer)
+  Impl(const ServedModel& model, const PlacedWeights& weights, Backend& backend,
+       std::int64_t capacity, const GenerationOptions& options, const GenerationObserver& observer)
       : model_(model),
         config_(model.model.config()),
-        requests_(requests),
         options_(options),
         observer_(observer),
-        engine_(config_, weights, backend, engine_options()),
-        results_(requests.size()) {
+        engine_(config_, weights, backend, engine_options(capacity)) {
     for (std::int64_t slot = engine_.options().slots - 1; slot >= 0; --slot) {
       free_slots_.push_back(static_cast<std::int32_t>(slot));
     }
-    for (const GenerationRequest& request : requests) prompt_total_ += request.prompt_ids.size();
   }
 
-  std::vector<Generation> run() {
-    while (next_ < requests_.size() || !active_.empty()) {
-      if (observer_.cancelled && observer_.cancelled()) {
-        throw infrastructure_error("generation was cancelled; nothing was recorded");
-      }
-      admit();
-      step();
-      retire();
-    }
-    std::vector<Generation> out;
-    for (std::optional<Generation>& result : results_) out.push_back(std::move(*result));
-    return out;
+  void add(std::size_t index, const GenerationRequest& request) {
+    waiting_.push_back({index, &request});
+    prompt_total_ += request.prompt_ids.size();
+  }
+
+  std::size_t size() const { return waiting_.size() + active_.size(); }
+
+  std::vector<Finished> step() {
+    drop_cancelled();
+    admit();
+    if (active_.empty()) return {};
+    compute();
+    return retire();
   }
 
  private:
-  EngineOptions engine_options() const {
+  struct Waiting {
+    std::size_t index;
+    const GenerationRequest* request;
+  };
+
+  EngineOptions engine_options(std::int64_t capacity) const {
     EngineOptions out;
-    out.slots = std::min<std::int64_t>(std::max<std::int64_t>(options_.max_slots, 1),
-                                       static_cast<std::int64_t>(requests_.size()));
-    for (const GenerationRequest& request : requests_) {
-      out.capacity = std::max(out.capacity, positions_needed(config_, request));
-    }
+    out.slots = std::max<std::int64_t>(options_.max_slots, 1);
+    out.capacity = capacity;
     out.max_rows = std::min(std::max<std::int64_t>(options_.max_rows, 1), out.slots * out.capacity);
     return out;
   }
 
+  void drop_cancelled() {
+    if (!observer_.cancelled) return;
+    std::erase_if(waiting_,
+                  [&](const Waiting& waiting) { return observer_.cancelled(waiting.index); });
+    std::erase_if(active_, [&](const Sequence& sequence) {
+      if (!observer_.cancelled(sequence.index)) return false;
+      free_slots_.push_back(sequence.slot);
+      return true;
+    });
+  }
+
   void admit() {
-    while (next_ < requests_.size() && !free_slots_.empty()) {
+    while (!waiting_.empty() && !free_slots_.empty()) {
       Sequence sequence;
-      sequence.index = next_;
-      sequence.request = &requests_[next_++];
+      sequence.index = waiting_.front().index;
+      sequence.request = waiting_.front().request;
+      waiting_.pop_front();
       sequence.slot = free_slots_.back();
       free_slots_.pop_back();
       if (model_.tokenizer) sequence.decoder.emplace(*model_.tokenizer, /*skip_special=*/true);
@@ -115,7 +129,7 @@ class Batch {
     }
   }
 
-  void step() {
+  void compute() {
     std::vector<StepRow> rows;
     std::vector<Sequence*> emitting;
     by_slot_.assign(static_cast<std::size_t>(engine_.options().slots), nullptr);
@@ -224,7 +238,8 @@ class Batch {
     if (observer_.on_token) observer_.on_token(sequence.index, token, piece);
   }
 
-  void retire() {
+  std::vector<Finished> retire() {
+    std::vector<Finished> out;
     for (auto it = active_.begin(); it != active_.end();) {
       if (!it->stopped) {
         ++it;
@@ -232,9 +247,10 @@ class Batch {
       }
       finish(*it);
       free_slots_.push_back(it->slot);
-      results_[it->index] = std::move(it->out);
+      out.push_back({it->index, std::move(it->out)});
       it = active_.erase(it);
     }
+    return out;
   }
 
   void finish(Sequence& sequence) const {
@@ -285,20 +301,32 @@ class Batch {
 
   const ServedModel& model_;
   const ModelConfig& config_;
-  std::span<const GenerationRequest> requests_;
-  const GenerationOptions& options_;
+  const GenerationOptions options_;
   const GenerationObserver& observer_;
   Engine engine_;
-  std::size_t next_ = 0;
-  std::deque<Sequence> active_;
+  std::deque<Waiting> waiting_;
+  std::list<Sequence> active_;
   std::vector<Sequence*> by_slot_;
   std::vector<std::int32_t> free_slots_;
-  std::vector<std::optional<Generation>> results_;
   std::uint64_t prompt_total_ = 0;
   std::uint64_t prompt_done_ = 0;
 };
 
-}  // namespace
+GenerationBatch::GenerationBatch(const ServedModel& model, const PlacedWeights& weights,
+                                 Backend& backend, std::int64_t capacity,
+                                 const GenerationOptions& options,
+                                 const GenerationObserver& observer)
+    : impl_(std::make_unique<Impl>(model, weights, backend, capacity, options, observer)) {}
+GenerationBatch::~GenerationBatch() = default;
+void GenerationBatch::add(std::size_t index, const GenerationRequest& request) {
+  impl_->add(index, request);
+}
+std::size_t GenerationBatch::size() const {
+  return impl_->size();
+}
+std::vector<GenerationBatch::Finished> GenerationBatch::step() {
+  return impl_->step();
+}
 
 ServedModel ServedModel::load(const std::string& dir, const ProgressFn& manifest_progress) {
   Model model = Model::load(dir);
@@ -369,9 +397,29 @@ std::vector<Generation> generate(const ServedModel& model, const PlacedWeights& 
                                  Backend& backend, std::span<const GenerationRequest> requests,
                                  const GenerationOptions& options,
                                  const GenerationObserver& observer) {
-  for (const GenerationRequest& request : requests) check_request(model, request);
+  std::int64_t capacity = 0;
+  for (const GenerationRequest& request : requests) {
+    check_request(model, request);
+    capacity = std::max(capacity, positions_needed(model, request));
+  }
   if (requests.empty()) return {};
-  return Batch(model, weights, backend, requests, options, observer).run();
+  GenerationOptions fitted = options;
+  fitted.max_slots =
+      std::min<std::int64_t>(options.max_slots, static_cast<std::int64_t>(requests.size()));
+  GenerationBatch batch(model, weights, backend, capacity, fitted, observer);
+  for (std::size_t i = 0; i < requests.size(); ++i) batch.add(i, requests[i]);
+  std::vector<Generation> results(requests.size());
+  std::size_t finished = 0;
+  while (batch.size() != 0) {
+    for (GenerationBatch::Finished& done : batch.step()) {
+      results[done.index] = std::move(done.generation);
+      ++finished;
+    }
+    if (finished + batch.size() < requests.size()) {
+      throw infrastructure_error("generation was cancelled; nothing was recorded");
+    }
+  }
+  return results;
 }
 
 std::vector<Generation> generate(const ServedModel& model, Backend& backend,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -68,8 +69,9 @@ struct GenerationObserver {
   std::function<void(std::size_t index, std::uint32_t token, std::string_view text)> on_token;
   // Prompt positions done and their number, over all requests.
   ProgressFn on_prefill;
-  // Asked between steps; true ends the call with an infrastructure error ("cancelled").
-  std::function<bool()> cancelled;
+  // Asked before every step about each request that is not done; true: nobody wants it any more. It
+  // leaves, and its slot is free for another.
+  std::function<bool(std::size_t index)> cancelled;
 };
 
 // Checks a request against the model before anything is allocated: usage errors name the field and
@@ -77,9 +79,44 @@ struct GenerationObserver {
 // top_p, seed).
 void check_request(const ServedModel& model, const GenerationRequest& request);
 
-// Runs all requests; result i belongs to request i. The bits of a result do not depend on the other
-// requests, on the options or on the backend. `weights` are the model's, placed on `backend`;
-// without them they are placed for this call.
+// The shape of this model's traces, its counts (positions, emitted) left 0.
+TraceShape trace_shape(const ModelConfig& config);
+
+// Positions that a request may take: prompt and emitted tokens but the last, within the context.
+std::int64_t positions_needed(const ServedModel& model, const GenerationRequest& request);
+
+// Requests computed together; they may join and leave between steps. The bits of a result do not
+// depend on the company, on the options or on the backend.
+class GenerationBatch {
+ public:
+  // Room for options.max_slots requests of at most `capacity` positions each. `weights` are the
+  // model's, placed on `backend`. All arguments but `options` must outlive the batch.
+  GenerationBatch(const ServedModel& model, const PlacedWeights& weights, Backend& backend,
+                  std::int64_t capacity, const GenerationOptions& options,
+                  const GenerationObserver& observer);
+  ~GenerationBatch();
+
+  // A request, checked (check_request) and of at most `capacity` positions. It is computed as soon
+  // as a slot is free, and must stay until it is finished or gone. `index` is what the observer and
+  // step() call it.
+  void add(std::size_t index, const GenerationRequest& request);
+  std::size_t size() const;  // requests that are not done, waiting ones included
+
+  struct Finished {
+    std::size_t index;
+    Generation generation;
+  };
+  // One step of every request; returns those that it finished. After an exception the batch is of
+  // no use any more.
+  std::vector<Finished> step();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Runs all requests; result i belongs to request i. Without `weights` they are placed for this
+// call. A request that is cancelled ends the call with an infrastructure error.
 std::vector<Generation> generate(const ServedModel& model, const PlacedWeights& weights,
                                  Backend& backend, std::span<const GenerationRequest> requests,
                                  const GenerationOptions& options,

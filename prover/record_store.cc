@@ -1,5 +1,7 @@
 #include "prover/record_store.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -34,8 +36,9 @@ void StoredRecord::read(std::uint64_t offset, std::span<std::uint8_t> out) {
   }
 }
 
-RecordStore::RecordStore(std::string dir, std::uint64_t max_memory_bytes)
-    : dir_(std::move(dir)), max_memory_bytes_(max_memory_bytes) {
+RecordStore::RecordStore(std::string dir, std::uint64_t max_memory_bytes,
+                         std::chrono::seconds retention)
+    : dir_(std::move(dir)), max_memory_bytes_(max_memory_bytes), retention_(retention) {
   if (dir_.empty()) return;
   make_directories(dir_);
   check_output_path(path(Digest{}));
@@ -59,15 +62,26 @@ void RecordStore::put(const Digest& id, Bytes record) {
     entries_.erase(old);
     std::erase(order_, id);
   }
-  while (memory_bytes_ + record.size() > max_memory_bytes_) {
-    const auto oldest = entries_.find(order_.front());
-    memory_bytes_ -= oldest->second.record->size();
-    entries_.erase(oldest);
-    order_.pop_front();
-  }
+  forget_expired();
+  while (memory_bytes_ + record.size() > max_memory_bytes_) forget_oldest();
   memory_bytes_ += record.size();
   order_.push_back(id);
-  entries_[id].record = std::make_shared<const Bytes>(std::move(record));
+  entries_[id] = {std::make_shared<const Bytes>(std::move(record)), "",
+                  std::chrono::system_clock::now()};
+}
+
+void RecordStore::forget_oldest() {
+  const auto oldest = entries_.find(order_.front());
+  memory_bytes_ -= oldest->second.record->size();
+  entries_.erase(oldest);
+  order_.pop_front();
+}
+
+void RecordStore::forget_expired() {
+  const auto now = std::chrono::system_clock::now();
+  while (!order_.empty() && now - entries_.at(order_.front()).stored_at > retention_) {
+    forget_oldest();
+  }
 }
 
 void RecordStore::put_receipt(const Digest& id, const std::string& receipt) {
@@ -81,14 +95,16 @@ void RecordStore::put_receipt(const Digest& id, const std::string& receipt) {
   }
 }
 
-std::optional<StoredRecord> RecordStore::get(const Digest& id) const {
+std::optional<StoredRecord> RecordStore::get(const Digest& id) {
   StoredRecord out;
   if (dir_.empty()) {
     const std::scoped_lock lock(mutex_);
+    forget_expired();
     const auto entry = entries_.find(id);
     if (entry == entries_.end()) return std::nullopt;
     out.memory_ = entry->second.record;
     out.receipt_ = entry->second.receipt;
+    out.stored_at_ = entry->second.stored_at;
     out.size_bytes_ = out.memory_->size();
     return out;
   }
@@ -100,6 +116,10 @@ std::optional<StoredRecord> RecordStore::get(const Digest& id) const {
     throw infrastructure_error(out.path_ + ": cannot be read; check its permissions");
   }
   out.size_bytes_ = static_cast<std::uint64_t>(size);
+  struct stat info {};
+  if (::stat(out.path_.c_str(), &info) == 0) {
+    out.stored_at_ = std::chrono::system_clock::from_time_t(info.st_mtime);
+  }
   if (const std::string receipt = out.path_ + kReceiptSuffix; path_exists(receipt)) {
     out.receipt_ = as_text(read_file(
         receipt, {kMaxReceiptBytes, ErrorKind::kInfrastructure, ErrorKind::kInfrastructure}));

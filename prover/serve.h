@@ -1,5 +1,5 @@
-// A prover that answers requests over gRPC (proto/PROTOCOL.md). Protocol Buffers stay inside
-// serve.cc.
+// A prover that answers requests over gRPC (proto/PROTOCOL.md). The calls are in service.cc, the
+// work in worker.cc and audits.cc; here are options, transport, start and stop.
 #pragma once
 
 #include <chrono>
@@ -9,18 +9,21 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "attest/keys.h"
 #include "attest/record.h"
 #include "kernels/backend.h"
 #include "prover/generate.h"
+#include "prover/tls_files.h"
 
 namespace bitwitness {
 
 struct ServeOptions {
-  // HOST:PORT with a loopback address: 127.x.x.x, [::1] or localhost (which is 127.0.0.1). Port 0
-  // takes a free one. Other addresses are refused: the transport is not encrypted.
+  // HOST:PORT with an IP address or localhost (which is 127.0.0.1). Port 0 takes a free one. What
+  // is not loopback needs all of `tls`: both sides show certificates.
   std::string listen = "127.0.0.1:7433";
+  TlsFiles tls;  // empty: plaintext; without client_ca: clients show no certificate
 
   EvidenceLevel evidence = EvidenceLevel::kLeaves;  // of requests that leave it open
   std::uint64_t max_tokens = 4096;                  // per request
@@ -39,6 +42,14 @@ struct ServeOptions {
   std::optional<SigningKey> log_key;
   std::optional<SigningKey> operator_key;  // signs every record
 
+  // Audits: for these verifiers, about records of at most this age, and for each verifier within an
+  // hour. Needs a log.
+  std::vector<PublicKey> allow;
+  std::chrono::seconds retention = std::chrono::hours(168);
+  std::uint64_t quota_audits = 60;
+  std::uint64_t quota_bytes = std::uint64_t{16} << 30;
+  std::uint64_t max_opening_bytes = std::uint64_t{1} << 30;  // of rows held at a time, all openings
+
   std::int64_t max_rows = 512;  // as GenerationOptions; longer prompts are cut, so that
                                 // cancellation is noticed between the pieces
 
@@ -47,16 +58,17 @@ struct ServeOptions {
   std::function<void(const std::string&)> on_error;
 };
 
-// Throws a usage Error for options that contradict each other and for a listen address that is
-// ill-formed or not loopback, and an infrastructure Error for one that cannot be bound now.
+// Throws a usage Error for options that contradict each other, for a listen address that is
+// ill-formed or not loopback without certificates, and for certificates that would not work, and an
+// infrastructure Error for an address that cannot be bound now.
 void check_serve_options(const ServeOptions& options);
 
-// One thread owns the backend: it takes what is queued, computes it together, stores and logs the
-// records, then answers. The bits of an answer do not depend on the company.
+// One thread owns the backend: it computes requests together, lets them join and leave between
+// steps, stores and logs each record when it is done, and re-runs what audits open in between. The
+// bits of an answer do not depend on the company.
 //
-// A request that its client cancels, or whose deadline passes, is answered at once and dropped
-// before it starts; one that is already being computed with others is computed to its end, and ends
-// at the next step when nobody waits for any of them.
+// A request that its client cancels, or whose deadline passes, is answered at once and dropped at
+// the next step.
 class Server {
  public:
   // `model` and `backend` must outlive the server; nobody else may use `backend` meanwhile.

@@ -7,6 +7,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
 
 #include "attest/base/error.h"
 #include "kernels/sampler.h"
@@ -205,9 +207,65 @@ TEST(Generate, CancelEndsTheCall) {
   const GenerationRequest request = request_for(model, 3);
   int asked = 0;
   GenerationObserver observer;
-  observer.cancelled = [&] { return ++asked > 2; };
+  observer.cancelled = [&](std::size_t) { return ++asked > 2; };
   const std::unique_ptr<Backend> backend = make_backend("cpu", 1);
   EXPECT_THROW(generate(model, *backend, {&request, 1}, {}, observer), Error);
+}
+
+// Requests come and go between steps, and slots are used again: the bits of each stay its own.
+TEST(GenerationBatch, RequestsJoinAndLeaveAtAnyStep) {
+  const ServedModel& model = served("tiny-qwen3");
+  std::vector<GenerationRequest> requests;
+  std::int64_t capacity = 0;
+  for (std::size_t i = 0; i < 12; ++i) {
+    requests.push_back(request_for(model, i));
+    capacity = std::max(capacity, positions_needed(model, requests.back()));
+  }
+  std::vector<Claim> alone;
+  for (const GenerationRequest& request : requests) {
+    alone.push_back(run(model, "cpu", {request}).front().claim);
+  }
+  const std::unique_ptr<Backend> backend = make_backend("cpu", 1);
+  const PlacedWeights weights(model.model.weights(), *backend);
+  std::set<std::size_t> unwanted, gone;
+  GenerationObserver observer;
+  std::vector<std::vector<std::uint32_t>> streamed(requests.size());
+  observer.on_token = [&](std::size_t index, std::uint32_t token, std::string_view) {
+    EXPECT_FALSE(gone.contains(index)) << "computed although nobody wants it";
+    streamed[index].push_back(token);
+  };
+  observer.cancelled = [&](std::size_t index) {
+    if (!unwanted.contains(index)) return false;
+    EXPECT_TRUE(gone.insert(index).second);
+    return true;
+  };
+  GenerationOptions options;
+  options.max_slots = 3;
+  options.prefill_chunk = 5;
+  options.max_rows = 7;
+  GenerationBatch batch(model, weights, *backend, capacity, options, observer);
+  EXPECT_TRUE(batch.step().empty());
+  std::map<std::size_t, Claim> finished;
+  std::size_t next = 0;
+  for (int step = 0; next < requests.size() || batch.size() != 0; ++step) {
+    ASSERT_LT(step, 1000);
+    if (step % 4 == 0 && next < requests.size()) {
+      batch.add(next, requests[next]);
+      ++next;
+    }
+    if (step == 9) unwanted.insert(2);   // while it is computed
+    if (step == 16) unwanted.insert(4);  // before it is: it has just been added
+    for (GenerationBatch::Finished& done : batch.step()) {
+      EXPECT_TRUE(finished.emplace(done.index, done.generation.claim).second);
+    }
+  }
+  EXPECT_EQ(gone, (std::set<std::size_t>{2, 4}));
+  EXPECT_EQ(finished.size(), requests.size() - 2);
+  for (const auto& [index, claim] : finished) {
+    EXPECT_THAT(claim_differences(claim, alone[index]), ::testing::IsEmpty()) << index;
+    EXPECT_EQ(streamed[index], claim.emitted_ids);
+  }
+  EXPECT_TRUE(streamed[4].empty());
 }
 
 class RequestFile : public ::testing::Test {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "attest/record.h"
 
@@ -372,6 +373,82 @@ TEST_F(ProverProgram, VersionAndSelftest) {
   EXPECT_EQ(result.code, 0) << result.out;
   EXPECT_EQ(nlohmann::json::parse(result.out).at("failed"), 0);
 }
+
+#if BITWITNESS_WITH_GRPC
+const std::string kServe = "bw-prover serve --model " + kModels + "/tiny-qwen3 --listen ";
+
+TEST_F(ProverProgram, ServeSaysWhatIsMissing) {
+  ASSERT_EQ(run("bw-attest keygen --name log.example --out log.pem && "
+                "bw-attest init log --key log.pem && echo nobody > list")
+                .code,
+            0);
+  expect_error(kServe + "0.0.0.0:0", 2, "--tls-cert, --tls-key, --tls-client-ca");
+  expect_error(kServe + "0.0.0.0:0 --tls-cert a --tls-key b", 2, "give --tls-client-ca");
+  expect_error(kServe + "127.0.0.1:0 --tls-cert a", 2, "go together");
+  expect_error(kServe + "127.0.0.1:0 --tls-cert absent.pem --tls-key b", 2, "absent.pem");
+  expect_error(kServe + "127.0.0.1:0 --allow $(cat log.pem.vkey)", 2, "needs --log and --key");
+  expect_error(kServe + "127.0.0.1:0 --log log --key log.pem --allow list", 2, "list:1");
+  expect_error(kServe + "127.0.0.1:0 --log log --key log.pem --allow absent", 2, "absent");
+  expect_error(kServe + "127.0.0.1:0 --retention 0", 2, "--retention");
+  expect_error(kServe + "127.0.0.1:0 --quota-audits -1", 2, "--quota-audits");
+}
+
+// Both programs, certificates on both sides, every level.
+TEST_F(ProverProgram, ServesLiveAuditsOverMutualTls) {
+  if (run("command -v openssl").code != 0) GTEST_SKIP() << "the openssl command is not there";
+  const test::ProgramResult result = run(R"(set -e
+    for name in log operator verifier; do
+      bw-attest keygen --name $name.example --out $name.pem
+    done >&2
+    bw-attest init log --key log.pem >&2
+    new="-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
+    openssl req -x509 $new -keyout ca.key -out ca.pem -subj /CN=authority -days 2 2>/dev/null
+    echo subjectAltName=DNS:localhost,IP:127.0.0.1 > extensions
+    for name in server client; do
+      openssl req $new -keyout $name.key -out $name.csr -subj /CN=$name 2>/dev/null
+      openssl x509 -req -in $name.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 \
+        -extfile extensions -out $name.pem 2>/dev/null
+      chmod 600 $name.key
+    done
+    bw-prover serve --model )" + kModels +
+                                         R"(/tiny-qwen3 --device cpu --threads 1 \
+      --listen 127.0.0.1:0 --records records --log log --key log.pem \
+      --operator-key operator.pem --allow verifier.pem.vkey --tls-cert server.pem \
+      --tls-key server.key --tls-client-ca ca.pem > serving 2> serving.err &
+    server=$!
+    trap 'kill $server 2>/dev/null || true' EXIT
+    for i in $(seq 200); do grep -q serving serving && break; sleep 0.05; done
+    address=$(sed 's/.* on //' serving)
+    tls="--tls-ca ca.pem --tls-cert client.pem --tls-key client.key"
+    bw-verifier request --prover $address $tls --prompt 'To be, or not to be' --max-tokens 5 \
+      --out run.bwrec >&2
+    id=$(basename records/*.bwrec .bwrec)
+    for level in cell layer full; do
+      bw-verifier audit --prover $address $tls --record $id --level $level \
+        --model )" + kModels + R"(/tiny-qwen3 --key verifier.pem --log-key log.pem.vkey | head -1
+    done
+    ls records/audits | wc -l
+    kill $server
+    wait $server
+    echo stopped $?)");
+  ASSERT_EQ(result.code, 0) << result.out << result.err;
+  const std::string id = std::filesystem::directory_iterator(shell_.path("records/audits"))
+                             ->path()
+                             .filename()
+                             .string();
+  EXPECT_TRUE(id.ends_with(".challenge")) << id;
+  std::istringstream lines(result.out);
+  std::string line;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(std::getline(lines, line));
+    EXPECT_TRUE(line.starts_with("match ")) << line;
+  }
+  std::getline(lines, line);
+  EXPECT_EQ(line, "2");
+  std::getline(lines, line);
+  EXPECT_EQ(line, "stopped 0");
+}
+#endif
 
 }  // namespace
 }  // namespace bitwitness

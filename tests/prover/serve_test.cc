@@ -29,6 +29,7 @@
 #include "attest/log.h"
 #include "proto/audit.grpc.pb.h"
 #include "prover/record_store.h"
+#include "tests/prover/serving.h"
 #include "verifier/client.h"
 
 namespace bitwitness {
@@ -40,126 +41,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 using testing::HasSubstr;
-
-const std::string kModelDir = BW_TEST_DATA_DIR "/models/tiny-qwen3";
-
-const ServedModel& model() {
-  static const ServedModel served = ServedModel::load(kModelDir);
-  return served;
-}
-
-Backend& backend() {
-  static const std::unique_ptr<Backend> made = make_backend("cpu", 1);
-  return *made;
-}
-
-// The same bits, `delay` later per step (a request that lasts, on any machine), or a failure.
-class SlowBackend final : public Backend {
- public:
-  explicit SlowBackend(milliseconds delay) : delay_(delay) {}
-
-  std::string name() const override { return backend().name(); }
-  std::string device() const override { return backend().device(); }
-  Buffer allocate(std::size_t bytes) override { return backend().allocate(bytes); }
-  void release(void* data) noexcept override { backend().release(data); }
-  void to_device(void* destination, const void* host, std::size_t bytes) override {
-    backend().to_device(destination, host, bytes);
-  }
-  void to_host(void* host, const void* source, std::size_t bytes) override {
-    backend().to_host(host, source, bytes);
-  }
-  void synchronize() override { backend().synchronize(); }
-  const std::byte* place(const std::byte* host, std::size_t bytes,
-                         std::vector<Buffer>& owned) override {
-    return backend().place(host, bytes, owned);
-  }
-  void embed(float* out, const Matrix& embedding, const std::int32_t* tokens,
-             std::int64_t M) override {
-    std::this_thread::sleep_for(delay_);
-    ++steps;
-    if (std::find(tokens, tokens + M, poison) != tokens + M) {
-      throw infrastructure_error("the device of this test failed");
-    }
-    backend().embed(out, embedding, tokens, M);
-  }
-  void rms_norm(float* out, const float* x, const Vector& weight, float eps,
-                std::int64_t M) override {
-    backend().rms_norm(out, x, weight, eps, M);
-  }
-  void matmul(float* y, const float* x, const Matrix& W, std::int64_t M) override {
-    backend().matmul(y, x, W, M);
-  }
-  void rope(float* x, std::int64_t heads, std::int64_t head_dim, const float* cosines,
-            const float* sines, const RowMap& rows) override {
-    backend().rope(x, heads, head_dim, cosines, sines, rows);
-  }
-  void store_kv(const LayerKv& cache, const float* k, const float* v, const RowMap& rows) override {
-    backend().store_kv(cache, k, v, rows);
-  }
-  void attention(float* out, const float* q, const LayerKv& cache, std::int64_t heads,
-                 std::int64_t kv_heads, std::int64_t head_dim, const RowMap& rows) override {
-    backend().attention(out, q, cache, heads, kv_heads, head_dim, rows);
-  }
-  void swiglu(float* out, const float* gate, const float* up, std::int64_t count) override {
-    backend().swiglu(out, gate, up, count);
-  }
-  void add(float* x, const float* y, std::int64_t count) override { backend().add(x, y, count); }
-  void gather_rows(float* out, const float* x, std::int64_t width, const std::int32_t* index,
-                   std::int64_t count) override {
-    backend().gather_rows(out, x, width, index, count);
-  }
-  void hash_rows(Digest* host_out, LeafType type, std::uint32_t layer, const float* first,
-                 std::size_t first_bytes, const float* second, std::size_t second_bytes,
-                 const RowMap& rows) override {
-    backend().hash_rows(host_out, type, layer, first, first_bytes, second, second_bytes, rows);
-  }
-  NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) override {
-    return backend().find_non_finite(x, width, M);
-  }
-  void sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
-              std::span<const SampleRequest> requests) override {
-    backend().sample(host_out, logits, vocab, requests);
-  }
-
-  std::atomic<int> steps{0};
-  std::int32_t poison = -1;  // a step with this token fails
-
- private:
-  milliseconds delay_;
-};
-
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (fs::temp_directory_path() / "bw-serve-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempDir() { fs::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (fs::path(path_) / name).string(); }
-
- private:
-  std::string path_;
-};
-
-ServeOptions local_options() {
-  ServeOptions options;
-  options.listen = "127.0.0.1:0";
-  return options;
-}
-
-// A running server.
-struct Running {
-  explicit Running(ServeOptions options = local_options(), Backend& on = backend())
-      : server(model(), on, std::move(options)) {
-    server.start();
-  }
-  std::string address() const { return server.address(); }
-  Server server;
-};
-
-std::unique_ptr<wire::Audit::Stub> stub_for(const std::string& address) {
-  return wire::Audit::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
-}
+using namespace test;
 
 Bytes nonce_of(std::uint8_t fill) {
   return Bytes(32, fill);
@@ -186,17 +68,6 @@ Generation run_alone(const RemoteRequest& request) {
   local.seed_provenance = request.nonce.empty() ? SeedProvenance::kNone : SeedProvenance::kNonce;
   local.stop_ids = default_stop_ids(model());
   return std::move(generate(model(), backend(), {&local, 1}, {}).front());
-}
-
-// Runs `work`, which must throw an Error of `kind` whose message has `text` in it.
-void expect_error(ErrorKind kind, const std::string& text, const std::function<void()>& work) {
-  try {
-    work();
-    ADD_FAILURE() << "no error where one with '" << text << "' was expected";
-  } catch (const Error& error) {
-    EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(kind)) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
 }
 
 // ---- The real server.
@@ -322,7 +193,7 @@ TEST(Serve, GarbageInPlaceOfARequest) {
   std::string response;
   EXPECT_FALSE(
       call_raw(running.address(), "/bitwitness.v1.Audit/GetInfo", "\xff\xff\xff", response).ok());
-  EXPECT_EQ(call_raw(running.address(), "/bitwitness.v1.Audit/Open", "", response).error_code(),
+  EXPECT_EQ(call_raw(running.address(), "/bitwitness.v1.Audit/Close", "", response).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_NO_THROW(generate_remote(running.address(), text_request("x", 1), seconds(60)));
 }
@@ -621,6 +492,68 @@ TEST(Serve, CancelledAndExpiredRequestsLeaveTheServerFree) {
   // Neither is computed to its end: the device is free for the next one long before.
   EXPECT_NO_THROW(generate_remote(running.address(), text_request("x", 1), seconds(60)));
   EXPECT_LT(slow.steps, 500);
+}
+
+// A request joins what is being computed, and is done when it is done itself.
+TEST(Serve, AShortRequestDoesNotWaitForALongOne) {
+  const TempDir dir;
+  ServeOptions options = local_options();
+  options.log_dir = dir / "log";
+  options.log_key = SigningKey::generate("log.example");
+  init_log(options.log_dir, *options.log_key);
+  SlowBackend slow(milliseconds(20));
+  const Running running(options, slow);
+  const auto stub = stub_for(running.address());
+  grpc::ClientContext context;
+  wire::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(40);
+  request.set_max_tokens(200);  // 4 s
+  const auto reader = stub->Generate(&context, request);
+  wire::GenerateEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  for (const std::uint64_t tokens : {1, 5}) {
+    const RemoteRequest brief = text_request("Exit", tokens);
+    const RemoteGeneration remote = generate_remote(running.address(), brief, seconds(60));
+    EXPECT_EQ(remote.fetched.parsed.claim, run_alone(brief).claim);
+    EXPECT_TRUE(remote.fetched.receipt.has_value());
+  }
+  EXPECT_LT(slow.steps, 100) << "the short ones waited";
+  RemoteRequest same;
+  same.prompt_ids = {40};
+  same.max_tokens = 200;
+  std::string id;
+  while (reader->Read(&event)) {
+    if (event.has_result()) id = event.result().record_id();
+  }
+  ASSERT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(fetch_record(running.address(), id).parsed.claim, run_alone(same).claim);
+}
+
+TEST(Serve, ACancelledRequestLeavesItsNeighbours) {
+  SlowBackend slow(milliseconds(10));
+  const Running running(local_options(), slow);
+  const auto stub = stub_for(running.address());
+  wire::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(40);
+  request.set_max_tokens(1000);
+  grpc::ClientContext contexts[2];
+  std::unique_ptr<grpc::ClientReader<wire::GenerateEvent>> readers[2];
+  wire::GenerateEvent event;
+  for (int i = 0; i < 2; ++i) {
+    readers[i] = stub->Generate(&contexts[i], request);
+    ASSERT_TRUE(readers[i]->Read(&event));
+  }
+  for (int i = 0; i < 500 && slow.last_rows != 2; ++i)
+    std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_EQ(slow.last_rows, 2);
+  contexts[0].TryCancel();
+  readers[0]->Finish();
+  for (int i = 0; i < 500 && slow.last_rows != 1; ++i)
+    std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_EQ(slow.last_rows, 1);
+  EXPECT_TRUE(readers[1]->Read(&event));
+  contexts[1].TryCancel();
+  readers[1]->Finish();
 }
 
 TEST(Serve, ShutdownWhileARequestRuns) {
@@ -1021,7 +954,7 @@ TEST_F(HostileProver, VanishesOrIsNotThere) {
   killer.join();
   expect_error(ErrorKind::kInfrastructure, "cannot be reached",
                [&] { fetch_record(prover.address(), id, options); });
-  expect_error(ErrorKind::kInfrastructure, "cannot be reached",
+  expect_error(ErrorKind::kUsage, "--tls-ca",
                [&] { fetch_record("nowhere.invalid:7433", id, options); });
   for (const char* address : {"", ":1", "localhost", "localhost:", "localhost:0", "localhost:99999",
                               "unix:/tmp/x", "a/b:1", "::1:7433", "host name:1"}) {
