@@ -31,7 +31,8 @@ ALLOWED = {
     "tests": ("tests/", "prover/", "verifier/", "kernels/", "attest/", "proto/"),
 }
 # Files that may see protobuf and gRPC types: the two ends of the live exchange.
-BOUNDARY = re.compile(r"(proto/.*|tests/.*|prover/serve\.cc|verifier/client\.cc)")
+BOUNDARY = re.compile(r"(proto/.*|tests/.*|prover/serve\.cc|prover/service\.(?:cc|h)"
+                      r"|verifier/(?:client|grpc_audit_channel)\.cc|verifier/connection\.(?:cc|h))")
 PROTO_INCLUDE = re.compile(r"(google/protobuf/.*|grpc(pp)?/.*|.*\.pb\.h)")
 PROTO_NAME = re.compile(r"\b(google::protobuf|grpc)::")
 

@@ -1,16 +1,12 @@
 #include "verifier/client.h"
 
-#include <grpcpp/grpcpp.h>
-
-#include <algorithm>
 #include <bit>
-#include <charconv>
 #include <memory>
 
 #include "attest/base/error.h"
 #include "attest/base/hex.h"
 #include "attest/log.h"
-#include "proto/audit.grpc.pb.h"
+#include "verifier/connection.h"
 
 namespace bitwitness {
 namespace {
@@ -19,138 +15,9 @@ namespace wire = bitwitness::v1;
 using std::chrono::milliseconds;
 
 // PROTOCOL.md "Limits".
-constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
 constexpr std::size_t kMaxTokenTextBytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxTextBytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxRequestBytes = std::size_t{4} << 20;
-constexpr int kMaxMessageBytes = 2 << 20;  // the largest message is a header with a receipt
-// How long an address that does not answer is tried again: a prover may be about to listen, and
-// gRPC 1.51 takes a connection under way for a failed one when errno changes in between.
-constexpr milliseconds kConnectPatience{3'000};
-
-void check_address(const std::string& host_port) {
-  const auto bad = [&](const char* why) {
-    return usage_error("prover address '" + host_port.substr(0, 300) + "': " + why +
-                       "; use HOST:PORT, e.g. 127.0.0.1:7433");
-  };
-  const std::size_t colon = host_port.rfind(':');
-  if (colon == std::string::npos || colon == 0) throw bad("no host or no port");
-  std::uint16_t port = 0;
-  const char* const end = host_port.data() + host_port.size();
-  const auto parsed = std::from_chars(host_port.data() + colon + 1, end, port);
-  if (parsed.ec != std::errc() || parsed.ptr != end || port == 0) {
-    throw bad("the port must be a number from 1 to 65535");
-  }
-  const std::string_view host(host_port.data(), colon);
-  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  const std::string_view inner = bracketed ? host.substr(1, host.size() - 2) : host;
-  constexpr std::string_view kAllowed =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
-  for (const char c : inner) {
-    if (kAllowed.find(c) == std::string_view::npos && !(bracketed && c == ':')) {
-      throw bad("the host is no name and no IP address (IPv6 goes in brackets)");
-    }
-  }
-}
-
-// A connection, tried for at most the patience above and `deadline`. One that could not be made
-// fails in its first call, which knows why.
-std::unique_ptr<wire::Audit::Stub> connect(const std::string& host_port, milliseconds deadline) {
-  check_address(host_port);
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  // Evidence comes straight from the prover, not through whatever proxy the environment names.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // A channel of its own: after an earlier failure a shared one would wait before it tries again.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-  const auto channel = grpc::CreateCustomChannel("dns:///" + host_port,
-                                                 grpc::InsecureChannelCredentials(), arguments);
-  channel->WaitForConnected(std::chrono::system_clock::now() +
-                            std::min(kConnectPatience, deadline));
-  return wire::Audit::NewStub(channel);
-}
-
-void set_deadline(grpc::ClientContext& context, milliseconds deadline) {
-  context.set_deadline(std::chrono::system_clock::now() + deadline);
-}
-
-// Text from a prover for a message of ours: bounded, printable.
-std::string quoted(const std::string& text) {
-  std::string out;
-  for (const char c : text.substr(0, 500)) {
-    const auto byte = static_cast<unsigned char>(c);
-    out += byte < 0x20 || byte == 0x7f ? ' ' : c;
-  }
-  return out + (text.size() > 500 ? "..." : "");
-}
-
-// The error of a call that did not end well. `own_request`: INVALID_ARGUMENT is about what the user
-// asked for.
-Error status_error(const grpc::Status& status, const std::string& host_port, const char* call,
-                   milliseconds deadline, bool own_request) {
-  const std::string prover = "prover " + host_port;
-  const std::string reason = quoted(status.error_message());
-  switch (status.error_code()) {
-    case grpc::StatusCode::INVALID_ARGUMENT:
-      if (own_request) return usage_error(prover + " does not take this request: " + reason);
-      return cannot_judge_error(prover + " refused " + call + ": " + reason);
-    case grpc::StatusCode::NOT_FOUND:
-    case grpc::StatusCode::FAILED_PRECONDITION:
-    case grpc::StatusCode::PERMISSION_DENIED:
-    case grpc::StatusCode::UNAUTHENTICATED:
-    case grpc::StatusCode::OUT_OF_RANGE:
-      return cannot_judge_error(prover + " refused " + call + ": " + reason);
-    case grpc::StatusCode::UNIMPLEMENTED:
-      return cannot_judge_error(prover + " does not know " + call +
-                                ": is this a bw-prover of this version?");
-    case grpc::StatusCode::DEADLINE_EXCEEDED:
-      return infrastructure_error(prover + ": " + call + " was not done within " +
-                                  std::to_string(deadline.count()) +
-                                  " ms; try again or allow more time");
-    case grpc::StatusCode::UNAVAILABLE:
-      return infrastructure_error(prover + " cannot be reached or is gone: " + reason);
-    case grpc::StatusCode::RESOURCE_EXHAUSTED:
-      // gRPC's own words for a message beyond kMaxMessageBytes.
-      if (reason.find("larger than max") != std::string::npos) {
-        return malformed_error(prover + ": " + call + ": " + reason);
-      }
-      return infrastructure_error(prover + " is overloaded: " + reason);
-    default:
-      return infrastructure_error(prover + " failed in " + call + " (gRPC status " +
-                                  std::to_string(static_cast<int>(status.error_code())) +
-                                  "): " + reason);
-  }
-}
-
-// A read side of a stream that is cancelled when it is left early, so that the peer does not go on
-// sending.
-template <class Message>
-class Stream {
- public:
-  Stream(grpc::ClientContext& context, std::unique_ptr<grpc::ClientReader<Message>> reader)
-      : context_(context), reader_(std::move(reader)) {}
-  ~Stream() {
-    if (finished_) return;
-    context_.TryCancel();
-    reader_->Finish();
-  }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-
-  bool read(Message& message) { return reader_->Read(&message); }
-  grpc::Status finish() {
-    finished_ = true;
-    return reader_->Finish();
-  }
-
- private:
-  grpc::ClientContext& context_;
-  std::unique_ptr<grpc::ClientReader<Message>> reader_;
-  bool finished_ = false;
-};
 
 wire::EvidenceLevel to_wire(EvidenceLevel level) {
   switch (level) {
@@ -228,12 +95,12 @@ void check_claim(const Claim& claim, const RemoteRequest& request, const Deliver
 }
 
 Delivered run_remote(
-    const std::string& host_port, const RemoteRequest& request, milliseconds deadline,
+    const ProverEndpoint& prover, const RemoteRequest& request, milliseconds deadline,
     const std::function<void(std::uint32_t token, std::string_view text)>& on_token) {
   const wire::GenerateRequest message = to_wire(request);
-  const std::unique_ptr<wire::Audit::Stub> stub = connect(host_port, deadline);
+  const std::unique_ptr<wire::Audit::Stub> stub = connect(prover, deadline);
   const auto bad = [&](const std::string& why) {
-    return malformed_error("prover " + host_port + ": Generate: " + why);
+    return malformed_error("prover " + prover.host_port + ": Generate: " + why);
   };
   grpc::ClientContext context;
   set_deadline(context, deadline);
@@ -258,16 +125,37 @@ Delivered run_remote(
   }
   const grpc::Status status = stream.finish();
   if (!status.ok()) {
-    throw status_error(status, host_port, "Generate", deadline, /*own_request=*/true);
+    throw status_error(status, prover, "Generate", deadline, /*own_request=*/true);
   }
   if (!done) throw bad("the stream ended without a result");
-  parse_digest(out.result.record_id(), "prover " + host_port + ": record_id");
+  parse_digest(out.result.record_id(), "prover " + prover.host_port + ": record_id");
   return out;
 }
 
 }  // namespace
 
-FetchedRecord fetch_record(const std::string& host_port, const std::string& record_id,
+ProverInfo fetch_info(const ProverEndpoint& prover, milliseconds deadline) {
+  const std::unique_ptr<wire::Audit::Stub> stub = connect(prover, deadline);
+  grpc::ClientContext context;
+  set_deadline(context, deadline);
+  wire::GetInfoResponse response;
+  const grpc::Status status = stub->GetInfo(&context, wire::GetInfoRequest(), &response);
+  if (!status.ok()) {
+    throw status_error(status, prover, "GetInfo", deadline, /*own_request=*/false);
+  }
+  ProverInfo out;
+  out.answers_audits = response.answers_audits();
+  if (!response.log_key().empty()) {
+    try {
+      out.log_key = PublicKey::parse_vkey(response.log_key(), ErrorKind::kMalformed);
+    } catch (const Error& error) {
+      throw malformed_error("prover " + prover.host_port + ": log key: " + error.what());
+    }
+  }
+  return out;
+}
+
+FetchedRecord fetch_record(const ProverEndpoint& prover, const std::string& record_id,
                            const FetchOptions& options) {
   const std::optional<Bytes> id_bytes = from_hex_any_case(record_id);
   if (!id_bytes || id_bytes->size() != 32) {
@@ -275,8 +163,8 @@ FetchedRecord fetch_record(const std::string& host_port, const std::string& reco
                       "' must be 64 hexadecimal digits: the record's digest");
   }
   const std::string id = to_hex(*id_bytes);
-  const std::string what = "record " + id + " from " + host_port;
-  const std::unique_ptr<wire::Audit::Stub> stub = connect(host_port, options.deadline);
+  const std::string what = "record " + id + " from " + prover.host_port;
+  const std::unique_ptr<wire::Audit::Stub> stub = connect(prover, options.deadline);
   grpc::ClientContext context;
   set_deadline(context, options.deadline);
   wire::GetRecordRequest request;
@@ -319,7 +207,7 @@ FetchedRecord fetch_record(const std::string& host_port, const std::string& reco
   }
   const grpc::Status status = stream.finish();
   if (!status.ok()) {
-    throw status_error(status, host_port, "GetRecord", options.deadline, /*own_request=*/false);
+    throw status_error(status, prover, "GetRecord", options.deadline, /*own_request=*/false);
   }
   if (!announced) throw malformed_error(what + ": nothing was sent");
   if (out.record.size() != *announced) {
@@ -334,15 +222,15 @@ FetchedRecord fetch_record(const std::string& host_port, const std::string& reco
 }
 
 RemoteGeneration generate_remote(
-    const std::string& host_port, const RemoteRequest& request, milliseconds deadline,
+    const ProverEndpoint& prover, const RemoteRequest& request, milliseconds deadline,
     const FetchOptions& options,
     const std::function<void(std::uint32_t token, std::string_view text)>& on_token) {
-  const Delivered delivered = run_remote(host_port, request, deadline, on_token);
+  const Delivered delivered = run_remote(prover, request, deadline, on_token);
   RemoteGeneration out;
   out.text = delivered.text;
-  out.fetched = fetch_record(host_port, delivered.result.record_id(), options);
+  out.fetched = fetch_record(prover, delivered.result.record_id(), options);
   check_claim(out.fetched.parsed.claim, request, delivered,
-              "record " + delivered.result.record_id() + " from " + host_port);
+              "record " + delivered.result.record_id() + " from " + prover.host_port);
   return out;
 }
 

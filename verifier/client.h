@@ -1,6 +1,6 @@
 // The verifier's end of the live exchange (proto/PROTOCOL.md). Nothing that comes from a prover is
 // trusted: sizes are bounded, every call has a deadline, and a record is what was asked for or an
-// Error. Protocol Buffers stay inside client.cc.
+// Error. Protocol Buffers stay behind connection.h.
 //
 // Errors of every function here, by kind:
 //   usage           the address, id or request is unusable (or the prover says so)
@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "attest/base/bytes.h"
+#include "attest/keys.h"
 #include "attest/record.h"
+#include "verifier/prover_endpoint.h"
 
 namespace bitwitness {
 
@@ -33,8 +35,15 @@ struct FetchedRecord {
   std::optional<std::string> receipt;  // tlog-proof text, not judged yet
 };
 
-// The record with digest `record_id` (64 hexadecimal digits) from the prover at HOST:PORT.
-FetchedRecord fetch_record(const std::string& host_port, const std::string& record_id,
+// What a prover says about itself, as far as audits use it. It proves nothing.
+struct ProverInfo {
+  std::optional<PublicKey> log_key;  // absent: it keeps no log
+  bool answers_audits = false;       // false: it answers no live audits
+};
+ProverInfo fetch_info(const ProverEndpoint& prover, std::chrono::milliseconds deadline);
+
+// The record with digest `record_id` (64 hexadecimal digits).
+FetchedRecord fetch_record(const ProverEndpoint& prover, const std::string& record_id,
                            const FetchOptions& options = {});
 
 struct RemoteRequest {
@@ -60,7 +69,7 @@ struct RemoteGeneration {
 // nonce) and of exactly the tokens and the text that were delivered, else malformed.
 // `deadline` bounds the generation, options.deadline the fetch that follows.
 RemoteGeneration generate_remote(
-    const std::string& host_port, const RemoteRequest& request, std::chrono::milliseconds deadline,
+    const ProverEndpoint& prover, const RemoteRequest& request, std::chrono::milliseconds deadline,
     const FetchOptions& options = {},
     const std::function<void(std::uint32_t token, std::string_view text)>& on_token = {});
 

@@ -13,25 +13,39 @@
 #include "attest/keys.h"
 #include "attest/log.h"
 #include "verifier/audit.h"
+#include "verifier/audit_flags.h"
+#include "verifier/cell_judge.h"
 #include "verifier/commands.h"
 #include "verifier/report.h"
-#if BITWITNESS_WITH_GRPC
-#include "verifier/client.h"
-#endif
 
 namespace bitwitness {
-namespace {
 
-struct AuditFlags {
-  std::optional<std::string> record_file, prover, record_id;
-  std::string model;
-  std::string level = "full";
-  std::optional<std::string> log_key, receipt, operator_key, nonce;
-  std::string device = "cpu";
-  int threads = 0;
-  std::string format = "text";
-  unsigned deadline_s = 60;
-};
+void set_expectations(const AuditFlags& flags, RecordExpectations& expected) {
+  if (flags.log_key) expected.log_key = PublicKey::load_vkey(*flags.log_key);
+  if (flags.operator_key) expected.operator_key = PublicKey::load_vkey(*flags.operator_key);
+  if (flags.nonce) {
+    expected.nonce = from_hex_any_case(*flags.nonce);
+    if (!expected.nonce) throw usage_error("--nonce must be an even number of hexadecimal digits");
+  }
+}
+
+AuditReport verdict_of(const Error& error) {
+  switch (error.kind()) {
+    case ErrorKind::kMalformed:
+      return unjudged_report(Verdict::kMalformed, error.what());
+    case ErrorKind::kCannotJudge:
+      return unjudged_report(Verdict::kCannotJudge, error.what());
+    default:
+      throw Error(error);
+  }
+}
+
+void write_proof(const MismatchProof& proof, const std::string& path, AuditReport& report) {
+  write_file_atomic(path, proof.serialize());
+  report.proof_file = path;
+}
+
+namespace {
 
 // The record's bytes, its name for the report, and a receipt if one came along.
 struct Evidence {
@@ -44,14 +58,13 @@ struct Evidence {
 Evidence gather(const AuditFlags& flags) {
   Evidence evidence;
 #if BITWITNESS_WITH_GRPC
-  if (flags.prover) {
-    FetchOptions options;
-    options.deadline = std::chrono::seconds(flags.deadline_s);
-    FetchedRecord fetched = fetch_record(*flags.prover, *flags.record_id, options);
+  if (flags.prover.address) {
+    const ProverEndpoint prover = flags.prover.endpoint();
+    FetchedRecord fetched = fetch_record(prover, *flags.record_id, flags.prover.fetch_options());
     evidence.record = std::move(fetched.record);
-    evidence.name = *flags.prover + "/" + *flags.record_id;
+    evidence.name = prover.host_port + "/" + *flags.record_id;
     evidence.receipt = std::move(fetched.receipt);
-    evidence.receipt_name = "receipt from " + *flags.prover;
+    evidence.receipt_name = "receipt from " + prover.host_port;
   }
 #endif
   std::optional<std::string> receipt = flags.receipt;
@@ -71,60 +84,108 @@ Evidence gather(const AuditFlags& flags) {
   return evidence;
 }
 
-// Evidence that is ill-formed or refused is a verdict; any other error is thrown on.
-AuditReport verdict_of(const Error& error) {
-  switch (error.kind()) {
-    case ErrorKind::kMalformed:
-      return unjudged_report(Verdict::kMalformed, error.what());
-    case ErrorKind::kCannotJudge:
-      return unjudged_report(Verdict::kCannotJudge, error.what());
-    default:
-      throw Error(error);
-  }
+// The proof of a mismatch that the record itself shows.
+void prove_record(const AuditFlags& flags, const SigningKey& key, const Evidence& evidence,
+                  AuditReport& report) {
+  MismatchProof proof;
+  proof.record = evidence.record;
+  proof.receipt = evidence.receipt.value_or("");
+  if (report.place) proof.finding = finding_of(*report.place);
+  proof.finding.op = "record";
+  proof.backend = report.backend;
+  proof.sign(key);
+  write_proof(proof, *flags.proof_out, report);
 }
 
-AuditReport judge(const AuditFlags& flags, std::string& name) {
+AuditReport audit_full(const AuditFlags& flags, std::string& name) {
   AuditOptions options;
-  if (flags.log_key) options.log_key = PublicKey::load_vkey(*flags.log_key);
-  if (flags.operator_key) options.operator_key = PublicKey::load_vkey(*flags.operator_key);
-  if (flags.nonce) {
-    options.nonce = from_hex_any_case(*flags.nonce);
-    if (!options.nonce) throw usage_error("--nonce must be an even number of hexadecimal digits");
+  set_expectations(flags, options);
+  std::optional<SigningKey> key;
+  if (flags.proof_out) {
+    if (!flags.key) throw usage_error("--proof-out needs --key: a proof is signed by its verifier");
+    check_output_path(*flags.proof_out);
+    key = SigningKey::load(*flags.key);
   }
   const std::unique_ptr<Backend> backend = make_backend(flags.device, flags.threads);
+  Evidence evidence;
   std::optional<Record> record;
   try {
-    Evidence evidence = gather(flags);
+    evidence = gather(flags);
     name = evidence.name;
-    options.receipt = std::move(evidence.receipt);
+    options.receipt = evidence.receipt;
     options.receipt_name = evidence.receipt_name;
     record = Record::parse(evidence.record, evidence.name);
   } catch (const Error& error) {
     return verdict_of(error);
   }
+  if (!key) evidence.record = Bytes();  // may be large
   std::optional<AuditModel> model;
   {
     ProgressLine progress("hashing weights");
     model.emplace(AuditModel::load(flags.model, progress.callback()));
   }
-  ProgressLine progress("re-executing");
-  options.on_replay = progress.callback();
-  try {
-    return audit_record(*record, *model, *backend, options);
-  } catch (const Error& error) {
-    return verdict_of(error);
+  AuditReport report;
+  {
+    ProgressLine progress("re-executing");
+    options.on_replay = progress.callback();
+    try {
+      report = audit_record(*record, *model, *backend, options);
+    } catch (const Error& error) {
+      return verdict_of(error);
+    }
+  }
+  if (key && report.record_shows_mismatch) prove_record(flags, *key, evidence, report);
+  return report;
+}
+
+void check_flags(const AuditFlags& flags) {
+#if BITWITNESS_WITH_GRPC
+  const bool from_prover = flags.prover.address.has_value();
+#else
+  const bool from_prover = false;
+#endif
+  if (from_prover == flags.record_file.has_value()) {
+    throw usage_error("name either a record file or --prover HOST:PORT with --record ID");
+  }
+  if (from_prover != flags.record_id.has_value()) {
+    throw usage_error("--prover and --record go together");
+  }
+  if (flags.level == "full") {
+    if (flags.cells || flags.ends || flags.layers || flags.manifest || flags.retries) {
+      throw usage_error(
+          "--cells, --ends, --layers, --manifest and --retries are for --level cell and layer; "
+          "level full checks everything");
+    }
+    return;
+  }
+  if (!from_prover) {
+    throw usage_error("--level " + flags.level +
+                      " needs --prover: what was computed is opened by the one who computed it");
+  }
+  if (!flags.key) {
+    throw usage_error("--level " + flags.level +
+                      " needs --key, the verifier's own: bw-attest keygen makes one, and the "
+                      "prover must have it on its list");
+  }
+  if (flags.receipt) {
+    throw usage_error("--receipt is for --level full: a live audit asks the log by its prover");
+  }
+  if (flags.level == "layer" && flags.cells) {
+    throw usage_error("--cells is for --level cell: level layer opens every cell of its layers");
   }
 }
 
 int run(const AuditFlags& flags) {
-  if (flags.prover.has_value() == flags.record_file.has_value()) {
-    throw usage_error("name either a record file or --prover HOST:PORT with --record ID");
-  }
-  if (flags.prover.has_value() != flags.record_id.has_value()) {
-    throw usage_error("--prover and --record go together");
-  }
-  std::string name = flags.prover ? *flags.prover : *flags.record_file;
-  const AuditReport report = judge(flags, name);
+  check_flags(flags);
+  std::string name;
+#if BITWITNESS_WITH_GRPC
+  name = flags.record_file ? *flags.record_file : *flags.prover.address;
+  const AuditReport report =
+      flags.level == "full" ? audit_full(flags, name) : audit_live(flags, name);
+#else
+  name = *flags.record_file;
+  const AuditReport report = audit_full(flags, name);
+#endif
   std::cout << (flags.format == "json" ? report_json(report, name) : report_text(report, name));
   return to_int(exit_code(report.verdict));
 }
@@ -133,13 +194,10 @@ int run(const AuditFlags& flags) {
 
 void add_audit_command(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<AuditFlags>();
-  CLI::App* command =
-      app.add_subcommand("audit", "Re-execute a record from its token ids and judge it");
+  CLI::App* command = app.add_subcommand(
+      "audit", "Judge a record: re-execute it, or have its prover open what is drawn at random");
   command->add_option("RECORD", flags->record_file, "Record file (.bwrec)");
   command->add_option("--model", flags->model, "The auditor's own copy of the model")->required();
-  command->add_option("--level", flags->level, "full: re-execute everything")
-      ->check(CLI::IsMember({"full"}))
-      ->capture_default_str();
   command->add_option("--log-key", flags->log_key,
                       "Verifier key of the log (text or file): the record must be in that log");
   command->add_option("--receipt", flags->receipt,
@@ -149,16 +207,46 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       "Verifier key (text or file) of the operator who must have signed the record");
   command->add_option("--nonce", flags->nonce,
                       "The seed that the record must have been sampled with (hex)");
-  command->add_option("--device", flags->device, "cpu, ref, avx2, avx512, cuda or cuda:N")
+  command->add_option("--key", flags->key,
+                      "The verifier's own key (PEM by bw-attest keygen): signs challenges and "
+                      "proofs");
+  command->add_option("--proof-out", flags->proof_out,
+                      "Where the proof of a mismatch goes, for bw-verifier recheck (level cell and "
+                      "layer: mismatch.bwproof)");
+  command->add_option("--device", flags->device, "cpu, ref, avx2, avx512, neon, cuda or cuda:N")
       ->capture_default_str();
   command->add_option("--threads", flags->threads, "CPU threads (0: all)")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
+  CLI::Option* const level = command->add_option("--level", flags->level);
 #if BITWITNESS_WITH_GRPC
-  command->add_option("--prover", flags->prover, "Fetch the record from a prover: HOST:PORT");
+  level
+      ->description(
+          "cell: cells drawn at random; layer: every cell of some layers; both opened by the "
+          "prover. full: re-execute everything")
+      ->check(CLI::IsMember({"cell", "layer", "full"}))
+      ->capture_default_str();
+  command->add_option("--cells", flags->cells, "Level cell: how many cells are drawn (32)")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxPlanCells));
+  command->add_option("--ends", flags->ends, "How many embeddings and heads are drawn (16)")
+      ->check(CLI::Range(std::uint64_t{0}, kMaxPlanCells));
+  command->add_option("--layers", flags->layers,
+                      "all, a list such as 0,5, or random:K (level cell: all, layer: random:1)");
+  command->add_option(
+      "--manifest", flags->manifest,
+      "The auditor's own manifest of the model (bw-prover manifest DIR --out FILE): "
+      "compared in full, where otherwise only what is checked is hashed");
+  command
+      ->add_option("--retries", flags->retries,
+                   "How often a call that failed on the way is made again (2)")
+      ->check(CLI::Range(0U, 100U));
+  flags->prover.add_to(*command, "Fetch the record from a prover, or audit it live: HOST:PORT");
   command->add_option("--record", flags->record_id, "Record id at the prover (64 hex digits)");
-  command->add_option("--deadline", flags->deadline_s, "Seconds to wait for the prover")
-      ->check(CLI::Range(1u, 86400u))
+#else
+  level
+      ->description(
+          "full: re-execute everything (cell and layer need a build with the live exchange)")
+      ->check(CLI::IsMember({"full"}))
       ->capture_default_str();
 #endif
   command->add_option("--format", flags->format, "text or json")

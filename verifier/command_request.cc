@@ -15,6 +15,7 @@
 #include "kernels/tokenizer/token_ids.h"
 #include "verifier/client.h"
 #include "verifier/commands.h"
+#include "verifier/prover_flags.h"
 
 namespace bitwitness {
 namespace {
@@ -23,7 +24,7 @@ constexpr std::uint64_t kMaxPromptBytes = std::uint64_t{4} << 20;  // what a req
 constexpr std::size_t kNonceBytes = 32;
 
 struct RequestFlags {
-  std::string prover;
+  ProverFlags prover;
   std::string prompt, prompt_file, token_ids;
   std::uint64_t max_tokens = 0;
   double temperature = 0;
@@ -32,7 +33,6 @@ struct RequestFlags {
   std::string nonce = "random";
   std::string evidence;
   std::string out;
-  unsigned deadline_s = 600;
   std::string format = "text";
 };
 
@@ -72,6 +72,8 @@ RemoteRequest request_from(const RequestFlags& flags) {
 
 int run(const RequestFlags& flags) {
   const RemoteRequest request = request_from(flags);
+  if (!flags.prover.address) throw usage_error("--prover HOST:PORT is required");
+  const ProverEndpoint prover = flags.prover.endpoint();
   const std::string receipt_path = flags.out + ".tlog-proof";
   check_output_path(flags.out);
   check_output_path(receipt_path);
@@ -82,7 +84,7 @@ int run(const RequestFlags& flags) {
     if (!json) std::cout << text << std::flush;
   };
   const RemoteGeneration generation =
-      generate_remote(flags.prover, request, std::chrono::seconds(flags.deadline_s), {}, show);
+      generate_remote(prover, request, flags.prover.deadline(), flags.prover.fetch_options(), show);
   if (!json) std::cout << "\n";
   const FetchedRecord& fetched = generation.fetched;
   write_file_atomic(flags.out, fetched.record);
@@ -124,7 +126,7 @@ void add_request_command(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<RequestFlags>();
   CLI::App* command =
       app.add_subcommand("request", "Ask a prover to run something and fetch its record");
-  command->add_option("--prover", flags->prover, "HOST:PORT of bw-prover serve")->required();
+  flags->prover.add_to(*command, "HOST:PORT of bw-prover serve");
   auto* prompt = command->add_option_group("prompt", "What to run (exactly one)");
   prompt->add_option("--prompt", flags->prompt, "Prompt text");
   prompt->add_option("--prompt-file", flags->prompt_file, "File with the prompt text (UTF-8)");
@@ -151,9 +153,6 @@ void add_request_command(CLI::App& app, int& exit_code) {
       ->add_option("--out", flags->out,
                    "Record to write (.bwrec); a receipt goes to the same name with .tlog-proof")
       ->required();
-  command->add_option("--deadline", flags->deadline_s, "Seconds to wait for the prover")
-      ->check(CLI::Range(1U, 86400U))
-      ->capture_default_str();
   command->add_option("--format", flags->format, "text or json")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();

@@ -7,6 +7,7 @@
 namespace bitwitness {
 
 void add_audit_command(CLI::App& app, int& exit_code);
+void add_recheck_command(CLI::App& app, int& exit_code);
 void add_selftest_command(CLI::App& app, int& exit_code);
 void add_request_command(CLI::App& app, int& exit_code);  // only with BITWITNESS_WITH_GRPC
 

@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "attest/record.h"
+
 namespace bitwitness {
 namespace {
 
@@ -142,6 +144,66 @@ TEST_F(VerifierProgram, UnusableInputOfOnesOwn) {
   expect_error(kAudit + "--device tpu", 2, "tpu");
   expect_error(kAudit + "--format yaml", 2, "format");
   expect_error("bw-verifier", 2, "");
+}
+
+TEST_F(VerifierProgram, FlagsOfLiveAudits) {
+  const std::string live = "bw-verifier audit --prover 127.0.0.1:9 --record " +
+                           std::string(64, 'a') + " --model " + kModel + " --level ";
+  expect_error(kAudit + "--level cell --key k.pem", 2, "--prover");
+  expect_error(live + "cell", 2, "--key");
+  expect_error(live + "layer --key k.pem --cells 3", 2, "--cells");
+  expect_error(live + "cell --key k.pem --layers some", 2, "random:K");
+  expect_error(live + "cell --key k.pem --cells 0", 2, "");
+  expect_error(live + "cell --key none.pem", 2, "none.pem");
+  expect_error(live + "cell --key k.pem --receipt run.bwrec.tlog-proof", 2, "--receipt");
+  expect_error(live + "cell --key k.pem --proof-out no/such/dir/x", 2, "no/such/dir");
+  expect_error(live + "cell --key k.pem --proof-out k.pem", 2, "k.pem");
+  expect_error(live + "cell --key k.pem --manifest run.bwrec", 2, "--manifest");
+  expect_error(live + "cell --key k.pem --tls-ca k.pem.vkey", 2, "no PEM");
+  expect_error(live + "cell --key k.pem --tls-cert k.pem", 2, "--tls-ca");
+  expect_error(live + "cell --key k.pem --max-record-mib 0", 2, "");
+  expect_error(live + "full --layers all", 2, "--layers");
+  expect_error("bw-verifier audit --prover 192.0.2.1:9 --record " + std::string(64, 'a') +
+                   " --model " + kModel + " --level cell --key k.pem",
+               2, "--tls-ca");
+  expect_error(live + "cell --key k.pem --deadline 1", 3, "cannot be reached");
+  expect_error(kAudit + "--proof-out p.bwproof", 2, "--key");
+}
+
+TEST_F(VerifierProgram, ProofsOfWholeRecords) {
+  const std::string with_proof = " --key k.pem --proof-out p.bwproof";
+  expect_verdict(kAudit + with_proof, 0, "match");
+  EXPECT_NE(run("test -e p.bwproof").code, 0) << "a match leaves no proof";
+  // A model that is not the record's shows nothing to others.
+  ASSERT_EQ(run("cp -r " + kModel + " m && chmod -R u+w m").code, 0);
+  std::string weights = read("m/model.safetensors");
+  weights[weights.size() / 2] = static_cast<char>(weights[weights.size() / 2] ^ 0x40);
+  write("m/model.safetensors", weights);
+  expect_verdict("bw-verifier audit run.bwrec --model m" + with_proof, 1, "mismatch");
+  EXPECT_NE(run("test -e p.bwproof").code, 0);
+}
+
+TEST_F(VerifierProgram, Recheck) {
+  Record lie = read_record(shell_.path("run.bwrec").string());
+  lie.evidence = {};
+  lie.claim.trace_root.bytes[7] ^= 1;
+  write_record(shell_.path("lie.bwrec").string(), lie);
+  expect_verdict(
+      "bw-verifier audit lie.bwrec --model " + kModel + " --key k.pem --proof-out p.bwproof", 1,
+      "mismatch", "proof        p.bwproof");
+  expect_verdict("bw-verifier recheck p.bwproof --device ref --model " + kModel, 1, "mismatch",
+                 "confirmed");
+  expect_verdict("bw-verifier recheck p.bwproof --log-key k.pem.vkey --model " + kModel, 1,
+                 "mismatch", "no receipt");
+  expect_verdict("bw-verifier recheck p.bwproof --model " + kOther, 4, "cannot_judge");
+  expect_verdict("bw-verifier recheck p.bwproof --operator-key k.pem.vkey --model " + kModel, 4,
+                 "cannot_judge");
+  write("bad.bwproof", "bw-proof and then nothing of the kind");
+  expect_verdict("bw-verifier recheck bad.bwproof --model " + kModel, 5, "malformed");
+  expect_verdict("bw-verifier recheck run.bwrec --model " + kModel, 5, "malformed",
+                 "no Bitwitness mismatch proof");
+  expect_error("bw-verifier recheck none --model " + kModel, 2, "none");
+  expect_error("bw-verifier recheck run.bwrec", 2, "--model");
 }
 
 TEST_F(VerifierProgram, VersionAndSelftest) {
