@@ -146,8 +146,10 @@ if "$prover" --help | grep -qE '^ +serve '; then
     "A prover serves. The auditor asks for sampled text and gives the random seed itself, so that the" \
     "choice of tokens leaves the prover no freedom; then it fetches the record by its id and judges it."
   printf '\n  $ bw-prover serve --model %s --listen 127.0.0.1:0 ... &\n' "${model#"$root"/}"
+  expect 0 "$attest" keygen --name demo.example/operator --out operator.pem
+  expect 0 "$attest" keygen --name demo.example/auditor --out auditor.pem
   "$prover" serve --model "$model" --listen 127.0.0.1:0 --device "$prover_device" --log log \
-    --key log.pem >serve.out 2>serve.err &
+    --key log.pem --operator-key operator.pem --allow auditor.pem.vkey >serve.out 2>serve.err &
   server=$!
   address=
   for _ in $(seq 300); do
@@ -163,6 +165,17 @@ if "$prover" --help | grep -qE '^ +serve '; then
   [[ -n "$record" ]] || wrong "the prover named no record"
   expect 0 "$verifier" audit --prover "$address" --record "$record" --model "$model" \
     --log-key log.pem.vkey --device "$verifier_device"
+  says '^match'
+
+  heading "A sample instead of everything" \
+    "For a model too large to run again: the auditor publishes the hash of a secret, the log takes it in," \
+    "both together draw the cells (layer, position) that the prover must open, and only those are computed" \
+    "again. The prover kept nothing but the record: it opens by running once more."
+  expect 0 "$verifier" audit --prover "$address" --record "$record" --model "$model" \
+    --level cell --cells 12 --key auditor.pem --log-key log.pem.vkey --device "$verifier_device"
+  says '^match'
+  expect 0 "$verifier" audit --prover "$address" --record "$record" --model "$model" \
+    --level layer --layers random:1 --key auditor.pem --log-key log.pem.vkey --device "$verifier_device"
   says '^match'
   kill "$server"
   wait "$server" || true
