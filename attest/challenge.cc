@@ -24,7 +24,8 @@ constexpr std::uint64_t kMaxListedLayers = 1 << 16;
 
 constexpr std::uint8_t kLayerStream = 1;
 constexpr std::uint8_t kCellStream = 2;
-constexpr std::uint8_t kEndStream = 3;
+constexpr std::uint8_t kEmbeddingStream = 3;
+constexpr std::uint8_t kHeadStream = 4;
 
 // The stream's words: the first 8 bytes, little-endian, of SHA-256(tag ‖ seed ‖ stream ‖ counter).
 class Draws {
@@ -339,15 +340,14 @@ AuditSample draw_sample(const AuditPlan& plan, const TraceShape& shape, const Di
       take(cell);
     }
   }
-  const std::uint64_t ends = T + shape.emitted;
-  for (const std::uint64_t end :
-       draw_without_replacement(seed, kEndStream, ends, std::min(plan.ends, ends))) {
-    if (end < T) {
-      out.embeddings.push_back(end);
-    } else {
-      out.heads.push_back(T - shape.emitted + (end - T));
-    }
-  }
+  // Half of the ends are heads: there are few of them beside a long prompt, and the tokens are
+  // theirs.
+  const std::uint64_t N = shape.emitted;
+  const std::uint64_t ends = std::min(plan.ends, T + N);
+  const std::uint64_t embeddings = std::max(ends / 2, ends - std::min(ends, N));
+  out.embeddings = draw_without_replacement(seed, kEmbeddingStream, T, embeddings);
+  out.heads = draw_without_replacement(seed, kHeadStream, N, ends - embeddings);
+  for (std::uint64_t& head : out.heads) head += T - N;
   return out;
 }
 

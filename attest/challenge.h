@@ -41,7 +41,7 @@ struct AuditPlan {
   AuditLevel level = AuditLevel::kCell;
   LayerChoice layers;
   std::uint64_t cells = 0;  // kCell: how many are drawn (at most all of them); kLayer: 0
-  std::uint64_t ends = 0;   // embeddings and heads drawn (at most all of them)
+  std::uint64_t ends = 0;   // embeddings and heads drawn, half of each (at most all of them)
 
   // Usage Error naming the field: listed layers that the shape lacks, nothing to open.
   void check(const TraceShape& shape) const;

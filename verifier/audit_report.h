@@ -41,9 +41,10 @@ struct LiveCoverage {
   static constexpr std::size_t kMaxBadCells = 100;
 
   // With a match only: at most so many are bad, at 99 % confidence (coverage.h), of `population`,
-  // of the record's ends, and of its layers (with a cell that is bad; when whole layers were
-  // drawn).
-  std::optional<std::uint64_t> bad_cells_at_most, bad_ends_at_most, bad_layers_at_most;
+  // of the record's embeddings, of its heads, and of its layers (with a cell that is bad; when
+  // whole layers were drawn).
+  std::optional<std::uint64_t> bad_cells_at_most, bad_embeddings_at_most, bad_heads_at_most,
+      bad_layers_at_most;
 };
 
 // Everything in it can be recomputed from the record, the opening and the model.

@@ -402,7 +402,8 @@ class Auditor {
     }
     if (report_.verdict == Verdict::kMatch) {
       coverage.bad_cells_at_most = bad_at_most(coverage.population, report_.cells_checked);
-      coverage.bad_ends_at_most = bad_at_most(report_.ends, report_.ends_checked);
+      coverage.bad_embeddings_at_most = bad_at_most(shape_.positions, coverage.embeddings_checked);
+      coverage.bad_heads_at_most = bad_at_most(shape_.emitted, coverage.heads_checked);
       if (options_.plan.level == AuditLevel::kLayer &&
           options_.plan.layers.kind != LayerChoice::Kind::kListed) {
         coverage.bad_layers_at_most = bad_at_most(shape_.layers, coverage.layers.size());

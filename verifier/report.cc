@@ -103,14 +103,17 @@ std::string live_text(const AuditReport& report) {
     out += "bound        " +
            bound_text(*live.bad_cells_at_most, report.cells_checked, live.population,
                       some_layers ? "cells of these layers" : "cells") +
-           "; " + bound_text(*live.bad_ends_at_most, report.ends_checked, report.ends, "ends") +
+           "\n             " +
+           bound_text(*live.bad_embeddings_at_most, live.embeddings_checked,
+                      report.ends - report.tokens, "embeddings") +
+           "; " + bound_text(*live.bad_heads_at_most, live.heads_checked, report.tokens, "heads") +
            "\n";
     if (live.bad_layers_at_most.value_or(0) != 0) {
       out += "             " +
              bound_text(*live.bad_layers_at_most, live.layers.size(), live.all_layers, "layers") +
              " have a bad cell\n";
     }
-    if (*live.bad_cells_at_most + *live.bad_ends_at_most != 0) {
+    if (*live.bad_cells_at_most + *live.bad_embeddings_at_most + *live.bad_heads_at_most != 0) {
       out +=
           "             (each at 99 % confidence: with more, such a draw finds one in 99 of 100 "
           "audits)\n";
@@ -162,8 +165,10 @@ nlohmann::ordered_json live_json(const AuditReport& report) {
     bound["confidence"] = 0.99;
     bound["bad_cells_at_most"] = *live.bad_cells_at_most;
     bound["of_cells"] = live.population;
-    bound["bad_ends_at_most"] = *live.bad_ends_at_most;
-    bound["of_ends"] = report.ends;
+    bound["bad_embeddings_at_most"] = *live.bad_embeddings_at_most;
+    bound["of_embeddings"] = report.ends - report.tokens;
+    bound["bad_heads_at_most"] = *live.bad_heads_at_most;
+    bound["of_heads"] = report.tokens;
     if (live.bad_layers_at_most) bound["bad_layers_at_most"] = *live.bad_layers_at_most;
     json["bound"] = std::move(bound);
   }

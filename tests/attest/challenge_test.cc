@@ -116,17 +116,18 @@ TEST(Challenge, SampleVectors) {
 }
 
 TEST(Challenge, EveryCellAndEndIsDrawnEquallyOften) {
-  const TraceShape shape = shape_of(3, 4, 2);
+  const TraceShape shape = shape_of(3, 4, 3);
   AuditPlan plan;
   plan.cells = 5;
-  plan.ends = 3;
+  plan.ends = 3;  // one embedding, two heads
   std::map<std::pair<std::uint32_t, std::uint64_t>, int> cells;
   std::map<std::uint64_t, int> ends;
   constexpr int kDraws = 6000;
   for (int i = 0; i < kDraws; ++i) {
     const AuditSample sample = draw_sample(plan, shape, sha256("seed " + std::to_string(i)));
     ASSERT_EQ(sample.cell_count(), 5u);
-    ASSERT_EQ(sample.embeddings.size() + sample.heads.size(), 3u);
+    ASSERT_EQ(sample.embeddings.size(), 1u);
+    ASSERT_EQ(sample.heads.size(), 2u);
     for (const LayerCells& layer : sample.layers) {
       ASSERT_TRUE(std::is_sorted(layer.positions.begin(), layer.positions.end()));
       for (const std::uint64_t t : layer.positions) ++cells[{layer.layer, t}];
@@ -135,13 +136,15 @@ TEST(Challenge, EveryCellAndEndIsDrawnEquallyOften) {
     for (const std::uint64_t t : sample.heads) ++ends[100 + t];
   }
   ASSERT_EQ(cells.size(), 12u);
-  ASSERT_EQ(ends.size(), 6u);
+  ASSERT_EQ(ends.size(), 7u);
   // Six standard deviations of a binomial: such a miss has a probability below 1e-7 in all.
   const auto near = [](int count, double p) {
     return std::abs(count - kDraws * p) < 6 * std::sqrt(kDraws * p * (1 - p));
   };
   for (const auto& [cell, count] : cells) EXPECT_TRUE(near(count, 5.0 / 12)) << count;
-  for (const auto& [end, count] : ends) EXPECT_TRUE(near(count, 3.0 / 6)) << count;
+  for (const auto& [end, count] : ends) {
+    EXPECT_TRUE(near(count, end < 100 ? 1.0 / 4 : 2.0 / 3)) << count;
+  }
 }
 
 TEST(Challenge, MoreThanThereIsMeansAll) {
@@ -153,6 +156,25 @@ TEST(Challenge, MoreThanThereIsMeansAll) {
   EXPECT_EQ(sample.layers, (std::vector<LayerCells>{{0, {0, 1, 2}}, {1, {0, 1, 2}}}));
   EXPECT_EQ(sample.embeddings, (std::vector<std::uint64_t>{0, 1, 2}));
   EXPECT_EQ(sample.heads, (std::vector<std::uint64_t>{2}));
+}
+
+TEST(Challenge, HalfOfTheEndsAreHeads) {
+  const auto drawn = [](std::uint64_t ends, std::uint64_t positions, std::uint64_t emitted) {
+    AuditPlan plan;
+    plan.cells = 1;
+    plan.ends = ends;
+    const AuditSample sample = draw_sample(plan, shape_of(1, positions, emitted), sha256("ends"));
+    return std::make_pair(sample.embeddings.size(), sample.heads.size());
+  };
+  using Counts = std::pair<std::size_t, std::size_t>;
+  EXPECT_EQ(drawn(0, 100, 10), Counts(0, 0));
+  EXPECT_EQ(drawn(1, 100, 10), Counts(0, 1));
+  EXPECT_EQ(drawn(16, 100, 10), Counts(8, 8));
+  EXPECT_EQ(drawn(17, 100, 10), Counts(8, 9));
+  EXPECT_EQ(drawn(30, 100, 10), Counts(20, 10)) << "no more heads than there are";
+  EXPECT_EQ(drawn(3, 2, 2), Counts(1, 2));
+  EXPECT_EQ(drawn(4, 2, 2), Counts(2, 2));
+  EXPECT_EQ(drawn(1000, 7, 7), Counts(7, 7));
 }
 
 TEST(Challenge, LayerChoices) {

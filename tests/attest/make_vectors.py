@@ -140,11 +140,12 @@ def sample(level, layers, cells, ends, L, T, N, seed):
     numbers = range(population)
     if level == "cell" and cells < population:
         numbers = without_replacement(seed, 2, population, cells)
-    drawn = without_replacement(seed, 3, T + N, min(ends, T + N))
+    total = min(ends, T + N)
+    embeddings = max(total // 2, total - min(total, N))
     return (
         [(chosen[j // T], j % T) for j in numbers],
-        [j for j in drawn if j < T],
-        [T - N + j - T for j in drawn if j >= T],
+        without_replacement(seed, 3, T, embeddings),
+        [T - N + j for j in without_replacement(seed, 4, N, total - embeddings)],
     )
 
 

@@ -123,7 +123,8 @@ TEST(LiveAudit, CheckingEverythingLeavesNothingOpen) {
   EXPECT_EQ(report.ends_checked, report.ends);
   EXPECT_EQ(report.tokens_checked, report.tokens);
   EXPECT_EQ(report.live->bad_cells_at_most, 0U);
-  EXPECT_EQ(report.live->bad_ends_at_most, 0U);
+  EXPECT_EQ(report.live->bad_embeddings_at_most, 0U);
+  EXPECT_EQ(report.live->bad_heads_at_most, 0U);
 }
 
 TEST(LiveAudit, TheLogAnswersForRecordsThatNobodySigned) {

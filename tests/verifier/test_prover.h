@@ -3,6 +3,7 @@
 // that lies can be put in one at a time. Header-only.
 #pragma once
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -23,6 +24,12 @@
 #include "verifier/audit_channel.h"
 
 namespace bitwitness::test {
+
+// BW_TEST_DEVICE: what the prover of a test computes on, where a GPU's lies are wanted as data.
+inline std::unique_ptr<Backend> make_prover_backend() {
+  const char* const device = std::getenv("BW_TEST_DEVICE");
+  return make_backend(device == nullptr ? "cpu" : device, 1);
+}
 
 // What a run committed to. `rows` as Evidence::rows.
 struct KeptRun {
@@ -68,7 +75,7 @@ struct KeptRun {
 };
 
 inline KeptRun run_model(const ServedModel& model, const GenerationRequest& request) {
-  const std::unique_ptr<Backend> backend = make_backend("cpu", 1);
+  const std::unique_ptr<Backend> backend = make_prover_backend();
   GenerationOptions options;
   options.keep_rows = true;
   Generation generation = std::move(generate(model, *backend, {&request, 1}, options).front());
@@ -80,7 +87,7 @@ class TestProver : public AuditChannel {
   // `model` is what it claims to run (its manifest goes into the record) and must outlive it.
   // Signed by an operator key unless `with_operator` is false.
   TestProver(const ServedModel& model, KeptRun committed, bool with_operator = true)
-      : run(std::move(committed)), model_(model), backend_(make_backend("cpu", 1)) {
+      : run(std::move(committed)), model_(model), backend_(make_prover_backend()) {
     if (with_operator) operator_key = SigningKey::generate("operator.example/test");
     record.claim = run.claim;
     record.manifest = model.manifest;
