@@ -35,7 +35,7 @@ section() { printf '\n== %s (%d min %02d s so far)\n' "$1" $((SECONDS / 60)) $((
 # names fit; the results join `results`.
 run_preset() {
   local preset=$1 include=$3 exclude=$4 targets
-  read -r -a targets <<<"$2"
+  read -r -d "" -a targets <<<"$2" || true  # over several lines
   local junit=$PWD/build/$preset/results.xml
   section "$preset: build"
   rm -f "$junit"
@@ -107,13 +107,17 @@ if ((!quick)); then
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1
   run_preset asan \
-    "attest_test audit_test cpu_backend_test engine_test generate_test model_files_test serve_test tokenizer_test" \
+    "attest_test audit_test cell_test client_test cpu_backend_test engine_test generate_test live_audit_test
+     model_files_test open_test recheck_test redteam_test serve_audit_test serve_test tokenizer_test" \
     . '_NOT_BUILT|^tree\.|^aarch64\.|^check_ptx|Invariance.*_ref|ThirdTileLevel|LongWordsTakeNearLinearTime'
   # What runs on several threads. ThreadSanitizer wants an address space without randomisation.
   if setarch -R true 2>/dev/null; then runner=(setarch -R); fi
   run_preset tsan "attest_test cpu_backend_test engine_test" \
     '^(ThreadPool|Engine)\.|Invariance|Thread|OneWriter' '_NOT_BUILT|Invariance.*_ref'
 fi
+
+section "red team"
+grep -hoE '(red team|two processes|detection) +\|.*' build/release/results.xml || echo "its tests did not run"
 
 section "results"
 status=0

@@ -167,6 +167,24 @@ def damaged_record(arm, native, work):
             expect_equal(f"byte {at} flipped: {key}", there[key], here[key])
 
 
+def h200_proofs(arm, native, work):
+    """Lies of a GPU's prover that an x86-64 verifier found, confirmed on a third architecture."""
+    proofs = sorted((DATA / "records").glob("h200-*.bwproof"))
+    assert proofs, "no committed proofs"
+    for proof in proofs:
+        flags = ["recheck", proof, "--model", MODELS / "tiny-qwen3"]
+        here = native.json("bw-verifier", *flags, code=1)
+        for device in ("neon", "ref"):
+            there = arm.json("bw-verifier", *flags, "--device", device, code=1)
+            assert there["verdict"] == "mismatch" and there["backend"] == device, there
+            for key in ("verdict", "first_difference", "findings"):
+                expect_equal(f"{proof.name} on {device}: {key}", there[key], here[key])
+    flipped(proofs[0], work / "bad.bwproof", proofs[0].stat().st_size // 2, 0x20)
+    flags = ["recheck", work / "bad.bwproof", "--model", MODELS / "tiny-qwen3"]
+    expect_equal("a flipped bit", arm.json("bw-verifier", *flags, code=5)["verdict"],
+                 native.json("bw-verifier", *flags, code=5)["verdict"])
+
+
 def run_test_program(arm, case):
     path, tests = TEST_PROGRAMS[case]
     program = arm.build / path
@@ -181,7 +199,8 @@ def run_test_program(arm, case):
 
 
 CASES = {function.__name__: function for function in
-         (selftests, equal_claims, records_cross_over, h200_records, tampered_model, damaged_record)}
+         (selftests, equal_claims, records_cross_over, h200_records, h200_proofs, tampered_model,
+          damaged_record)}
 
 
 def main():

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "attest/base/file.h"
+#include "attest/mismatch_proof.h"
 #include "prover/generate.h"
 #include "verifier/audit.h"
+#include "verifier/recheck.h"
 #include "verifier/report.h"
 
 namespace bitwitness {
@@ -15,13 +18,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> committed_records() {
+std::vector<fs::path> committed(const std::string& extension) {
   std::vector<fs::path> paths;
   for (const auto& entry : fs::directory_iterator(fs::path(BW_TEST_DATA_DIR) / "records")) {
-    if (entry.path().extension() == ".bwrec") paths.push_back(entry.path());
+    if (entry.path().extension() == extension) paths.push_back(entry.path());
   }
   std::sort(paths.begin(), paths.end());
   return paths;
+}
+
+std::string test_name(const ::testing::TestParamInfo<fs::path>& param) {
+  std::string name = param.param.stem().string();
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
 }
 
 // "<gpu>-<model>.bwrec" -> the model's directory.
@@ -68,15 +77,37 @@ TEST_P(GpuRecords, TheSameRequestGivesTheSameClaimHere) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Committed, GpuRecords, ::testing::ValuesIn(committed_records()),
-                         [](const auto& param) {
-                           std::string name = param.param.stem().string();
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Committed, GpuRecords, ::testing::ValuesIn(committed(".bwrec")),
+                         test_name);
+
+// Lies that a GPU computed, found by another machine's CPU: anybody sees the same, bit by bit.
+class GpuProofs : public ::testing::TestWithParam<fs::path> {};
+
+TEST_P(GpuProofs, AreConfirmedOnEveryBackendHere) {
+  const std::string file = GetParam().string();
+  const MismatchProof proof =
+      MismatchProof::parse(read_file(file, {.max_bytes = kMaxMismatchProofBytes}), file);
+  const Record record = Record::parse(proof.record, file);
+  ASSERT_EQ(record.provenance.at(provenance_key::kBackend), "cuda");
+  for (const std::string& device : available_backends()) {
+    const std::unique_ptr<Backend> backend = make_backend(device, 2);
+    const RecheckReport report =
+        recheck(proof, BW_TEST_DATA_DIR "/models/tiny-qwen3", *backend, {}, file);
+    EXPECT_EQ(report.verdict, Verdict::kMismatch) << device;
+    ASSERT_TRUE(report.place) << device;
+    EXPECT_EQ(report.place->op, proof.finding.op) << device;
+    EXPECT_EQ(report.place->element, proof.finding.element) << device;
+    EXPECT_EQ(report.place->claimed_bits, proof.finding.claimed_bits) << device;
+    EXPECT_EQ(report.place->computed_bits, proof.finding.computed_bits) << device;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Committed, GpuProofs, ::testing::ValuesIn(committed(".bwproof")),
+                         test_name);
 
 TEST(GpuRecordsCommitted, AreThere) {
-  EXPECT_GE(committed_records().size(), 3u);
+  EXPECT_GE(committed(".bwrec").size(), 3u);
+  EXPECT_GE(committed(".bwproof").size(), 3u);
 }
 
 }  // namespace
