@@ -6,7 +6,9 @@
 
 #include "attest/base/canonical.h"
 #include "attest/base/error.h"
+#include "attest/base/merkle.h"
 #include "attest/base/sha256.h"
+#include "attest/log.h"
 
 namespace bitwitness {
 namespace {
@@ -279,6 +281,26 @@ Checkpoint Challenge::checkpoint(const std::string& document) const {
   return parse_checkpoint(checkpoint_note, document);
 }
 
+void check_challenge_checkpoint(const Challenge& challenge, const std::string& commitment_receipt,
+                                const std::string& document) {
+  const auto fail = [&](const std::string& problem) {
+    throw malformed_error(document + ": receipt of the commitment: " + problem);
+  };
+  const TlogProof proof = TlogProof::parse(commitment_receipt, document);
+  const Checkpoint head = challenge.checkpoint(document);
+  if (parse_checkpoint(proof.checkpoint_note, document).body() != head.body()) {
+    fail("it is under another checkpoint than the challenge");
+  }
+  if (head.size != proof.index + 1) {
+    fail("the commitment is entry " + std::to_string(proof.index) + " of " +
+         std::to_string(head.size) + "; the seed's checkpoint is the one that ends with it");
+  }
+  const Bytes entry = log_entry_for_audit(challenge.commitment.digest());
+  if (!verify_inclusion(merkle_leaf(entry), proof.index, head.size, proof.hashes, head.root)) {
+    fail("it does not lead from the commitment to the checkpoint");
+  }
+}
+
 Digest challenge_seed(const AuditSecret& secret, const Checkpoint& checkpoint,
                       const Digest& trace_root) {
   return sha256({ByteView(secret), as_bytes(checkpoint.body()), trace_root.view()});
@@ -311,9 +333,8 @@ std::vector<std::uint64_t> draw_without_replacement(const Digest& seed, std::uin
   return out;
 }
 
-AuditSample draw_sample(const AuditPlan& plan, const TraceShape& shape, const Digest& seed) {
-  AuditSample out;
-  const std::uint64_t T = shape.positions;
+std::vector<std::uint32_t> draw_layers(const AuditPlan& plan, const TraceShape& shape,
+                                       const Digest& seed) {
   std::vector<std::uint32_t> layers = plan.layers.listed;
   if (plan.layers.kind == LayerChoice::Kind::kAll) {
     for (std::uint32_t l = 0; l < shape.layers; ++l) layers.push_back(l);
@@ -324,6 +345,13 @@ AuditSample draw_sample(const AuditPlan& plan, const TraceShape& shape, const Di
       layers.push_back(static_cast<std::uint32_t>(l));
     }
   }
+  return layers;
+}
+
+AuditSample draw_sample(const AuditPlan& plan, const TraceShape& shape, const Digest& seed) {
+  AuditSample out;
+  const std::uint64_t T = shape.positions;
+  const std::vector<std::uint32_t> layers = draw_layers(plan, shape, seed);
   const std::uint64_t population = layers.size() * T;
   const std::uint64_t count =
       plan.level == AuditLevel::kLayer ? population : std::min(plan.cells, population);

@@ -85,6 +85,13 @@ struct Challenge {
 constexpr std::uint64_t kMaxCommitmentBytes = 1 << 20;
 constexpr std::uint64_t kMaxChallengeBytes = 3 << 20;
 
+// That the challenge's checkpoint is the one that the seed must be from: the head of the log when
+// the commitment was its last entry, as `commitment_receipt` (a tlog-proof under that very head)
+// shows. With any other one a verifier could choose among the heads that follow. Malformed
+// otherwise. Who signed the checkpoint is not looked at.
+void check_challenge_checkpoint(const Challenge& challenge, const std::string& commitment_receipt,
+                                const std::string& document);
+
 // SHA-256(secret ‖ checkpoint body ‖ trace root)
 Digest challenge_seed(const AuditSecret& secret, const Checkpoint& checkpoint,
                       const Digest& trace_root);
@@ -102,6 +109,10 @@ struct AuditSample {
   std::uint64_t cell_count() const;
   friend bool operator==(const AuditSample&, const AuditSample&) = default;
 };
+
+// The layers that the plan names or draws, ascending; cells are drawn from these.
+std::vector<std::uint32_t> draw_layers(const AuditPlan& plan, const TraceShape& shape,
+                                       const Digest& seed);
 
 // Draws what the plan asks for. A function of its arguments alone.
 AuditSample draw_sample(const AuditPlan& plan, const TraceShape& shape, const Digest& seed);

@@ -209,6 +209,12 @@ Claim Claim::parse(ByteView bytes, const std::string& document) {
   return out;
 }
 
+std::vector<std::uint32_t> sequence_ids(const Claim& claim) {
+  std::vector<std::uint32_t> ids = claim.prompt_ids;
+  ids.insert(ids.end(), claim.emitted_ids.begin(), claim.emitted_ids.end());
+  return ids;
+}
+
 Digest text_digest(ByteView seed, std::string_view text) {
   const Digest salt = sha256({as_bytes(kSaltTag), seed});
   return sha256({as_bytes(kTextTag), salt.view(), as_bytes(text)});

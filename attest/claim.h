@@ -58,6 +58,9 @@ struct Claim {
   friend bool operator==(const Claim&, const Claim&) = default;
 };
 
+// Prompt and emitted ids: what the tokens leaf commits to.
+std::vector<std::uint32_t> sequence_ids(const Claim& claim);
+
 // SHA-256("bitwitness/text/v1\n" ‖ salt ‖ text), salt = SHA-256("bitwitness/salt/v1\n" ‖ seed).
 // `text` is the delivered UTF-8 text.
 Digest text_digest(ByteView seed, std::string_view text);

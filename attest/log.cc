@@ -44,6 +44,18 @@ Bytes log_entry(std::string_view head, const Digest& digest) {
   return Bytes(view.begin(), view.end());
 }
 
+std::optional<Digest> digest_of_log_entry(std::string_view head, ByteView entry) {
+  const std::string_view text = as_text(entry);
+  if (text.size() != head.size() + 65 || !text.starts_with(head) || text.back() != '\n') {
+    return std::nullopt;
+  }
+  const std::optional<Bytes> bytes = from_hex(text.substr(head.size(), 64));
+  if (!bytes) return std::nullopt;
+  Digest digest;
+  std::copy(bytes->begin(), bytes->end(), digest.bytes.begin());
+  return digest;
+}
+
 bool is_directory(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
@@ -188,9 +200,16 @@ class Tiles {
   // The partial file of that width, or else the full one, which may have replaced it.
   Bytes read(const std::string& stem, std::uint64_t width, std::uint64_t max_bytes,
              std::string& path) const {
+    const ReadLimits limits{.max_bytes = max_bytes, .missing = ErrorKind::kMalformed};
     path = dir_ + with_width(stem, width);
-    if (width != kTileWidth && !path_exists(path) && path_exists(dir_ + stem)) path = dir_ + stem;
-    return read_file(path, {.max_bytes = max_bytes, .missing = ErrorKind::kMalformed});
+    if (width == kTileWidth) return read_file(path, limits);
+    try {
+      return read_file(path, limits);
+    } catch (const Error&) {
+      if (path_exists(path) || !path_exists(dir_ + stem)) throw;
+    }
+    path = dir_ + stem;
+    return read_file(path, limits);
   }
 
   static constexpr std::size_t kCachedTiles = 512;  // 4 MiB
@@ -253,16 +272,11 @@ Bytes log_entry_for_audit(const Digest& commitment_digest) {
 }
 
 std::optional<Digest> record_of_log_entry(ByteView entry) {
-  const std::string_view text = as_text(entry);
-  if (text.size() != kEntryHead.size() + 65 || !text.starts_with(kEntryHead) ||
-      text.back() != '\n') {
-    return std::nullopt;
-  }
-  const std::optional<Bytes> bytes = from_hex(text.substr(kEntryHead.size(), 64));
-  if (!bytes) return std::nullopt;
-  Digest digest;
-  std::copy(bytes->begin(), bytes->end(), digest.bytes.begin());
-  return digest;
+  return digest_of_log_entry(kEntryHead, entry);
+}
+
+std::optional<Digest> audit_of_log_entry(ByteView entry) {
+  return digest_of_log_entry(kAuditEntryHead, entry);
 }
 
 void init_log(const std::string& dir, const SigningKey& key) {
@@ -340,6 +354,19 @@ std::optional<std::uint64_t> LogReader::find(ByteView entry) const {
   return std::nullopt;
 }
 
+void LogReader::for_each(
+    std::uint64_t first,
+    const std::function<void(std::uint64_t index, ByteView entry)>& visit) const {
+  const Tiles tiles(dir_, size());
+  for (std::uint64_t b = first / kTileWidth; b * kTileWidth < size(); ++b) {
+    const std::vector<Bytes> entries = tiles.bundle(b);
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const std::uint64_t index = b * kTileWidth + i;
+      if (index >= first) visit(index, entries[i]);
+    }
+  }
+}
+
 std::vector<Digest> LogReader::inclusion(std::uint64_t index) const {
   return inclusion_proof(Tiles(dir_, size()).reader(), index, size());
 }
@@ -351,6 +378,28 @@ std::vector<Digest> LogReader::consistency(std::uint64_t old_size) const {
 std::string LogReader::receipt(std::uint64_t index) const {
   const Bytes logged = entry(index);  // refuses an index out of range
   return make_receipt(logged, index, inclusion(index), note_);
+}
+
+std::string LogReader::receipt_at(std::uint64_t index, std::uint64_t head_size,
+                                  const SigningKey& key) const {
+  if (index >= head_size || head_size > size()) {
+    throw std::out_of_range("receipt: no such entry under a head of that size");
+  }
+  if (key.public_key() != key_) throw usage_error(dir_ + ": not the key of this log");
+  const Tiles tiles(dir_, size());
+  const NodeReader node = tiles.reader();
+  Checkpoint head;
+  head.origin = checkpoint_.origin;
+  head.size = head_size;
+  head.root = merkle_root(node, head_size);
+  // Nothing is signed that the published head does not bear out.
+  if (!verify_consistency(head_size, size(), consistency_proof(node, head_size, size()), head.root,
+                          checkpoint_.root)) {
+    throw malformed_error(dir_ +
+                          ": the tiles do not lead to the signed root; run bw-attest verify");
+  }
+  return make_receipt(entry(index), index, inclusion_proof(node, index, head_size),
+                      sign_checkpoint(head, key));
 }
 
 void LogReader::verify_all(const ProgressFn& progress) const {
@@ -535,7 +584,7 @@ void remove_stale_receipt(const std::string& path) {
 void check_log(const std::string& log_dir, const std::string& key_file) {
   const SigningKey key = SigningKey::load(key_file);
   const LogWriter writer(log_dir, key);
-  check_output_path(log_dir + kCheckpointFile);
+  check_writable_path(log_dir + kCheckpointFile);
   LogReader(log_dir, key.public_key());
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ std::optional<Digest> record_of_log_entry(ByteView entry);  // nullopt: not such
 // The entry that publishes a verifier's commitment (challenge.h): "bitwitness/log-entry/v1\naudit
 // <hex of the commitment's digest>\n".
 Bytes log_entry_for_audit(const Digest& commitment_digest);
+std::optional<Digest> audit_of_log_entry(ByteView entry);  // as record_of_log_entry
 
 // Makes an empty log with a signed checkpoint of size 0. `dir` may be absent or an empty directory;
 // a log or anything else in it is a usage Error. The key's name is the log's origin.
@@ -43,12 +45,19 @@ class LogReader {
 
   Bytes entry(std::uint64_t index) const;
   std::optional<std::uint64_t> find(ByteView entry) const;  // lowest index
+  // Entries from `first` on, in order, as the files have them: entry() checks one.
+  void for_each(std::uint64_t first,
+                const std::function<void(std::uint64_t index, ByteView entry)>& visit) const;
   // Hash over the leaves [index·2^level, (index+1)·2^level), complete within the checkpoint.
   Digest node(unsigned level, std::uint64_t index) const;
   std::vector<Digest> inclusion(std::uint64_t index) const;
   std::vector<Digest> consistency(std::uint64_t old_size) const;
   // tlog-proof text for the entry at `index`, with the entry as its extra data.
   std::string receipt(std::uint64_t index) const;
+  // The same under the head that the log had at `head_size` entries, index < head_size <= size(),
+  // signed by `key`, which must be the log's. The body is the one signed then; Ed25519 gives the
+  // same bytes.
+  std::string receipt_at(std::uint64_t index, std::uint64_t head_size, const SigningKey& key) const;
 
   // Recomputes everything from the entries: tiles, root. Malformed on the first flaw.
   void verify_all(const ProgressFn& progress = {}) const;

@@ -24,8 +24,9 @@ Bytes body(const MismatchProof& proof) {
   writer.u64(proof.position);
   writer.u64(proof.prefix);
   for (const ByteView section :
-       {ByteView(proof.record), as_bytes(proof.receipt), ByteView(proof.challenge),
-        ByteView(proof.header), ByteView(proof.opening), ByteView(proof.operators)}) {
+       {ByteView(proof.record), as_bytes(proof.receipt), as_bytes(proof.commitment_receipt),
+        ByteView(proof.challenge), ByteView(proof.header), ByteView(proof.opening),
+        ByteView(proof.operators)}) {
     writer.u64(section.size());
     writer.raw(section);
   }
@@ -76,6 +77,11 @@ MismatchProof MismatchProof::parse(ByteView bytes, const std::string& document) 
   const ByteView receipt = section("receipt section");
   if (receipt.size() > kMaxReceiptBytes) reader.fail("receipt section", "too long");
   out.receipt = std::string(as_text(receipt));
+  const ByteView commitment_receipt = section("commitment receipt section");
+  if (commitment_receipt.size() > kMaxReceiptBytes) {
+    reader.fail("commitment receipt section", "too long");
+  }
+  out.commitment_receipt = std::string(as_text(commitment_receipt));
   out.challenge = copy(section("challenge section"));
   out.header = copy(section("header section"));
   out.opening = copy(section("opening section"));
@@ -96,7 +102,8 @@ MismatchProof MismatchProof::parse(ByteView bytes, const std::string& document) 
   reader.expect_end();
   const bool opened = out.kind != Kind::kRecord;
   if (opened == out.challenge.empty() || opened == out.header.empty() ||
-      opened == out.opening.empty() || (out.kind == Kind::kCell) == (out.prefix == 0)) {
+      opened == out.opening.empty() || opened == out.commitment_receipt.empty() ||
+      (out.kind == Kind::kCell) == (out.prefix == 0)) {
     throw malformed_error(document + ": its sections do not fit its kind");
   }
   if (out.kind != Kind::kCell && (!out.operators.empty() || out.layer != 0)) {
@@ -113,8 +120,7 @@ PublicKey prover_key(const Record& record, const std::optional<PublicKey>& log_k
   if (log_key) return *log_key;
   throw cannot_judge_error(
       "the record is signed by no operator and the log's key is not known, so nobody can be held "
-      "to "
-      "an opening");
+      "to it");
 }
 
 OpenedMismatch open_mismatch(const MismatchProof& proof, const std::string& document) {
@@ -133,6 +139,7 @@ OpenedMismatch open_mismatch(const MismatchProof& proof, const std::string& docu
   if (out.challenge->verifier.key != proof.verifier.key) {
     fail("the challenge is by another verifier than the proof");
   }
+  check_challenge_checkpoint(*out.challenge, proof.commitment_receipt, document);
   out.header = OpeningHeader::parse(proof.header, shape, out.record.claim.trace_root,
                                     out.challenge->digest(), document + ", opening header");
   const std::span<const Digest> roots = out.header->tree_roots;

@@ -34,13 +34,14 @@ struct MismatchProof {
   Kind kind = Kind::kRecord;
   std::uint32_t layer = 0;
   std::uint64_t position = 0;
-  std::uint64_t prefix = 0;  // kCell: as LayerOpening has it; else 0
-  Bytes record;              // file of RECORD_FORMAT.md
-  std::string receipt;       // of the record in the log; may be empty
-  Bytes challenge;           // Challenge; empty for kRecord
-  Bytes header;              // OpeningHeader, the prover's signature; empty for kRecord
-  Bytes opening;             // empty for kRecord
-  Bytes operators;           // CellOperators; empty when the prover did not give them
+  std::uint64_t prefix = 0;        // kCell: as LayerOpening has it; else 0
+  Bytes record;                    // file of RECORD_FORMAT.md
+  std::string receipt;             // of the record in the log; may be empty
+  std::string commitment_receipt;  // of the commitment, under the challenge's checkpoint
+  Bytes challenge;                 // Challenge; empty for kRecord
+  Bytes header;                    // OpeningHeader, the prover's signature; empty for kRecord
+  Bytes opening;                   // empty for kRecord
+  Bytes operators;                 // CellOperators; empty when the prover did not give them
   MismatchFinding finding;
   std::string backend;  // that computed the other bits, for people
   KeySignature verifier;
@@ -53,9 +54,10 @@ struct MismatchProof {
 constexpr std::uint64_t kMaxMismatchProofBytes = kMaxRecordBytes + (std::uint64_t{1} << 30);
 
 // The parts of a proof, each checked as far as that is possible without the model: the record,
-// receipt aside; the challenge is about this record and by the key that signed the proof; the
-// header answers it and is signed by the key that `prover_key` gives; the opening leads to its
-// roots. Malformed otherwise.
+// receipt aside; the challenge is about this record and by the key that signed the proof, and its
+// checkpoint is the head that the log had with the commitment as its last entry (whose head that
+// is, its signature says, which is for the caller to check); the header answers it and is signed by
+// the key that `prover_key` gives; the opening leads to its roots. Malformed otherwise.
 struct OpenedMismatch {
   Record record;
   std::optional<Challenge> challenge;

@@ -18,6 +18,9 @@ constexpr std::string_view kHeaderSignatureTag = "bitwitness/opening-signature/v
 constexpr std::string_view kOperatorsMagic = "bitwitness/operators";
 constexpr std::string_view kOperatorsTag = "bitwitness/operators/v1\n";
 constexpr std::string_view kOperatorsSignatureTag = "bitwitness/operators-signature/v1\n";
+constexpr std::string_view kOpenMagic = "bitwitness/open-request";
+constexpr std::string_view kOpenTag = "bitwitness/open-request/v1\n";
+constexpr std::string_view kOpenSignatureTag = "bitwitness/open-request-signature/v1\n";
 constexpr std::string_view kRequestMagic = "bitwitness/operators-request";
 constexpr std::string_view kRequestTag = "bitwitness/operators-request/v1\n";
 constexpr std::string_view kRequestSignatureTag = "bitwitness/operators-request-signature/v1\n";
@@ -82,10 +85,9 @@ Digest payload_leaf(const TraceShape& shape, LeafType type, std::uint32_t layer,
   return leaf_digest({type, static_cast<std::uint8_t>(dtype), layer, position}, payload);
 }
 
-// `bytes` is a payload and its inclusion proof. Returns the leaf digest.
-Digest check_leaf(const TraceShape& shape, LeafType type, std::uint32_t layer,
-                  std::uint64_t position, ByteView bytes, std::span<const Digest> tree_roots,
-                  const std::string& document) {
+// `bytes` is a payload and its inclusion proof.
+void check_leaf(const TraceShape& shape, LeafType type, std::uint32_t layer, std::uint64_t position,
+                ByteView bytes, std::span<const Digest> tree_roots, const std::string& document) {
   const std::uint64_t payload_bytes = shape.payload_bytes(type);
   const Digest leaf =
       payload_leaf(shape, type, layer, position, bytes.first(payload_bytes), document);
@@ -95,7 +97,6 @@ Digest check_leaf(const TraceShape& shape, LeafType type, std::uint32_t layer,
     throw malformed_error(document + ": the " + place_text(type, layer, position) +
                           " is not what was committed: its proof does not lead to the root");
   }
-  return leaf;
 }
 
 class PartWriter {
@@ -154,6 +155,13 @@ Digest operators_digest(const CellOperators& operators) {
   return sha256({as_bytes(kOperatorsTag), operators_body(operators)});
 }
 
+Digest open_request_digest(const OpenRequest& request) {
+  Writer writer;
+  writer.raw(as_bytes(kOpenTag));
+  writer.bytes(request.challenge);
+  return sha256(writer.data());
+}
+
 Digest request_digest(const OperatorsRequest& request) {
   Writer writer;
   writer.raw(as_bytes(kRequestTag));
@@ -165,7 +173,35 @@ Digest request_digest(const OperatorsRequest& request) {
 
 }  // namespace
 
-// ---- Header.
+// ---- Request and header.
+
+void OpenRequest::sign(const SigningKey& key) {
+  verifier = KeySignature::sign(key, kOpenSignatureTag, open_request_digest(*this));
+}
+
+Bytes OpenRequest::serialize() const {
+  Writer writer;
+  writer.str(kOpenMagic);
+  writer.u16(kVersion);
+  writer.bytes(challenge);
+  verifier.write(writer);
+  return writer.take();
+}
+
+OpenRequest OpenRequest::parse(ByteView bytes, const std::string& document) {
+  Reader reader(bytes, document);
+  if (bytes.size() > kMaxOpenRequestBytes) reader.fail("request", "too long");
+  reader.expect_head(kOpenMagic, kVersion);
+  OpenRequest out;
+  const ByteView challenge = reader.bytes(kMaxChallengeBytes, "challenge");
+  out.challenge.assign(challenge.begin(), challenge.end());
+  out.verifier = KeySignature::read(reader);
+  reader.expect_end();
+  if (!out.verifier.good(kOpenSignatureTag, open_request_digest(out))) {
+    throw malformed_error(document + ": the verifier's signature is not good");
+  }
+  return out;
+}
 
 void OpeningHeader::sign(const SigningKey& key) {
   prover = KeySignature::sign(key, kHeaderSignatureTag, header_digest(*this));
@@ -295,16 +331,13 @@ ByteView LayerOpening::output(std::size_t i) const {
   return ByteView(data_).subspan(cell_offset(i) + size + proof_bytes(i), size);
 }
 
-void LayerOpening::check(std::span<const Digest> tree_roots, const std::string& document) {
+void LayerOpening::check(std::span<const Digest> tree_roots, const std::string& document) const {
   const std::uint32_t l = cells_.layer;
   const std::string what = document + ": opening of layer " + std::to_string(l);
-  key_value_leaves_.clear();
-  output_leaves_.clear();
   MerkleAccumulator tree;
   for (std::uint64_t t = 0; t < prefix_; ++t) {
-    key_value_leaves_.push_back(
-        payload_leaf(shape_, LeafType::kKeyValue, l, t, key_value(t), what));
-    tree.append(merkle_leaf(key_value_leaves_.back().view()));
+    const Digest leaf = payload_leaf(shape_, LeafType::kKeyValue, l, t, key_value(t), what);
+    tree.append(merkle_leaf(leaf.view()));
   }
   const std::uint64_t proof_at = prefix_ * shape_.payload_bytes(LeafType::kKeyValue);
   const ByteView proof = ByteView(data_).subspan(
@@ -320,9 +353,8 @@ void LayerOpening::check(std::span<const Digest> tree_roots, const std::string& 
     const std::uint64_t size = leaf_bytes(shape_, LeafType::kRow, t);
     check_leaf(shape_, LeafType::kRow, l, t, ByteView(data_).subspan(cell_offset(i), size),
                tree_roots, what);
-    output_leaves_.push_back(check_leaf(shape_, LeafType::kRow, l + 1, t,
-                                        ByteView(data_).subspan(cell_offset(i) + size, size),
-                                        tree_roots, what));
+    check_leaf(shape_, LeafType::kRow, l + 1, t,
+               ByteView(data_).subspan(cell_offset(i) + size, size), tree_roots, what);
   }
 }
 
@@ -400,7 +432,7 @@ ByteView EndsOpening::logits(std::size_t i) const {
                                  shape_.payload_bytes(LeafType::kLogits));
 }
 
-void EndsOpening::check(std::span<const Digest> tree_roots, const std::string& document) {
+void EndsOpening::check(std::span<const Digest> tree_roots, const std::string& document) const {
   const std::string what = document + ": opening of the ends";
   for (std::size_t i = 0; i < embeddings_.size(); ++i) {
     check_leaf(shape_, LeafType::kRow, 0, embeddings_[i],

@@ -20,6 +20,20 @@
 
 namespace bitwitness {
 
+// A verifier's request to be sent the opening of its challenge. The challenge goes into mismatch
+// proofs, and with it alone nobody is sent anything: this signature never leaves the two ends.
+struct OpenRequest {
+  Bytes challenge;  // serialized
+  KeySignature verifier;
+
+  void sign(const SigningKey& key);
+  Bytes serialize() const;
+  // Form and signature; malformed otherwise. Whether the signer is the challenge's is for the
+  // caller.
+  static OpenRequest parse(ByteView bytes, const std::string& document);
+};
+constexpr std::uint64_t kMaxOpenRequestBytes = kMaxChallengeBytes + 4096;
+
 // The prover's answer to one challenge, signed: all rows that follow lead to these roots, and the
 // roots to the trace root of the record's claim.
 struct OpeningHeader {
@@ -76,7 +90,7 @@ class LayerOpening {
 
   // Every proof, in full: malformed names layer, position and what does not fit, also a value that
   // is not finite. Fills in the leaf digests below.
-  void check(std::span<const Digest> tree_roots, const std::string& document);
+  void check(std::span<const Digest> tree_roots, const std::string& document) const;
 
   std::uint32_t layer() const { return cells_.layer; }
   const std::vector<std::uint64_t>& positions() const { return cells_.positions; }
@@ -85,9 +99,6 @@ class LayerOpening {
   ByteView key_value(std::uint64_t position) const;  // K row then V row; position < prefix
   ByteView input(std::size_t i) const;               // h[l][positions[i]]
   ByteView output(std::size_t i) const;              // h[l+1][positions[i]]
-  // After check().
-  const Digest& key_value_leaf(std::uint64_t position) const { return key_value_leaves_[position]; }
-  const Digest& output_leaf(std::size_t i) const { return output_leaves_[i]; }
 
   // The same prefix with one of the cells alone: evidence about it.
   Bytes single(std::size_t i) const;
@@ -101,8 +112,6 @@ class LayerOpening {
   std::uint64_t prefix_;
   Bytes data_;
   std::vector<std::uint64_t> cell_offsets_;
-  std::vector<Digest> key_value_leaves_;
-  std::vector<Digest> output_leaves_;
 };
 
 // Ends: per embedding h[0][t] and its proof; per head h[L][t] and its proof, the logits row and its
@@ -117,7 +126,7 @@ class EndsOpening {
   // As LayerOpening.
   EndsOpening(const TraceShape& shape, std::vector<std::uint64_t> embeddings,
               std::vector<std::uint64_t> heads, Bytes data);
-  void check(std::span<const Digest> tree_roots, const std::string& document);
+  void check(std::span<const Digest> tree_roots, const std::string& document) const;
 
   const std::vector<std::uint64_t>& embeddings() const { return embeddings_; }
   const std::vector<std::uint64_t>& heads() const { return heads_; }

@@ -166,9 +166,7 @@ void check_evidence(const Evidence& evidence, const Claim& claim, const std::str
     if (Trace::from_leaves(shape, evidence.leaves).root() != claim.trace_root) {
       fail("the leaf digests do not lead to the trace root of the claim");
     }
-    std::vector<std::uint32_t> ids = claim.prompt_ids;
-    ids.insert(ids.end(), claim.emitted_ids.begin(), claim.emitted_ids.end());
-    if (evidence.leaves.back() != tokens_leaf(ids)) {
+    if (evidence.leaves.back() != tokens_leaf(sequence_ids(claim))) {
       fail("the tokens leaf is not that of the token ids of the claim");
     }
   }

@@ -27,6 +27,9 @@ class AuditQuota {
   // Count one audit, or bytes; false, and nothing is counted, when that would exceed the quota.
   bool take_audit(const PublicKey& verifier, Time now);
   bool take_bytes(const PublicKey& verifier, std::uint64_t bytes, Time now);
+  // How many are left, without counting any.
+  std::uint64_t audits_left(const PublicKey& verifier, Time now);
+  std::uint64_t bytes_left(const PublicKey& verifier, Time now);
   std::uint64_t max_audits() const { return max_audits_; }
   std::uint64_t max_bytes() const { return max_bytes_; }
 
@@ -35,6 +38,7 @@ class AuditQuota {
     std::deque<std::pair<Time, std::uint64_t>> taken;
     std::uint64_t sum = 0;
     bool take(std::uint64_t amount, std::uint64_t limit, Time now);
+    std::uint64_t left(std::uint64_t limit, Time now);
   };
   struct Use {
     Window audits, bytes;
@@ -50,25 +54,25 @@ class AuditSessions {
  public:
   // `dir`: where challenges that were answered are kept as HEX-OF-COMMITMENT.challenge, for this
   // server's successors and as evidence of who asked; made if absent. Empty: only in memory, for at
-  // least `memory` after the commitment.
+  // least `memory` after the first challenge, by when the record must be out of reach.
   AuditSessions(std::string dir, std::chrono::seconds memory);
 
   using Time = std::chrono::steady_clock::time_point;
-  void add(const Digest& commitment, std::uint64_t log_index, Time now);
-  std::optional<std::uint64_t> log_index(const Digest& commitment) const;
-
   // Ties `challenge` (its digest and bytes) to its commitment, durably where there is a directory.
   // False: another one is tied to it already.
-  bool tie(const Digest& commitment, const Digest& challenge, ByteView challenge_bytes);
-  // Counts one more answer to a commitment that was added; false when it has had `limit`.
-  bool take_answer(const Digest& commitment, unsigned limit);
+  bool tie(const Digest& commitment, const Digest& challenge, ByteView challenge_bytes, Time now);
+  // Counts one more answer to a commitment; false when it has had `limit`.
+  bool take_answer(const Digest& commitment, unsigned limit, Time now);
+  void return_answer(const Digest& commitment);  // it was not given after all
+  unsigned answers(const Digest& commitment) const;
 
  private:
   struct Session {
-    std::uint64_t log_index = 0;
     std::optional<Digest> challenge;
     unsigned answers = 0;
   };
+  Session& session(const Digest& commitment, Time now);  // with mutex_ held; made if absent
+
   const std::string dir_;
   const std::chrono::seconds memory_;
   mutable std::mutex mutex_;

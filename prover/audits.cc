@@ -78,6 +78,11 @@ void OpeningMemory::give(std::uint64_t bytes) {
   changed_.notify_all();
 }
 
+bool OpeningMemory::contended() const {
+  const std::scoped_lock lock(mutex_);
+  return !waiting_.empty();
+}
+
 // ---- Audits.
 
 Audits::Audits(const ServedModel& model, const PlacedWeights& weights, Backend& backend,
@@ -94,20 +99,20 @@ Audits::Audits(const ServedModel& model, const PlacedWeights& weights, Backend& 
       memory_(options.max_opening_bytes) {}
 
 void Audits::check_verifier(const PublicKey& verifier) const {
-  if (std::find(options_.allow.begin(), options_.allow.end(), verifier) != options_.allow.end()) {
-    return;
+  if (std::find(options_.allow.begin(), options_.allow.end(), verifier) == options_.allow.end()) {
+    throw Refusal{
+        RefusalCode::kPermissionDenied,
+        options_.allow.empty()
+            ? std::string("this prover answers no audits: its operator allows no verifier")
+            : "the verifier key " + verifier.vkey() +
+                  " is not on this prover's list; ask its operator to --allow it"};
   }
-  throw Refusal{RefusalCode::kPermissionDenied,
-                options_.allow.empty()
-                    ? std::string("this prover answers no audits: its operator allows no verifier")
-                    : "the verifier key " + verifier.vkey() +
-                          " is not on this prover's list; ask its operator to --allow it"};
-}
-
-Audits::Kept Audits::find(const Digest& id) const {
   if (log_ == nullptr) {
     throw refused("this prover keeps no log, and without one nothing fixes the order of an audit");
   }
+}
+
+Audits::Kept Audits::find(const Digest& id) const {
   std::optional<StoredRecord> stored = store_.get(id);
   if (!stored) {
     throw Refusal{RefusalCode::kNotFound,
@@ -159,56 +164,88 @@ void Audits::check_plan(const AuditPlan& plan, const TraceShape& shape) const {
 Audits::Receipts Audits::commit(ByteView bytes) {
   const AuditCommitment commitment = blamed_on_client(
       RefusalCode::kInvalidArgument, [&] { return AuditCommitment::parse(bytes, "commitment"); });
-  check_verifier(commitment.verifier.key);
+  const PublicKey& verifier = commitment.verifier.key;
+  check_verifier(verifier);
+  const auto used_up = [this] {
+    return Refusal{RefusalCode::kResourceExhausted,
+                   "this verifier has had its " + std::to_string(quota_.max_audits()) +
+                       " audits of the last hour; try again later"};
+  };
+  const Digest digest = commitment.digest();
+  std::optional<std::uint64_t> index = log_->find_audit(digest);
+  if (!index && quota_.audits_left(verifier, steady_clock::now()) == 0) throw used_up();
+
   const Kept kept = find(commitment.record);
   signer(kept.record);
   check_plan(commitment.plan, kept.record.claim.trace_shape);
-
-  const Digest digest = commitment.digest();
-  const std::scoped_lock lock(commit_mutex_);
-  const steady_clock::time_point now = steady_clock::now();
-  if (!sessions_.log_index(digest) && !quota_.take_audit(commitment.verifier.key, now)) {
-    throw Refusal{RefusalCode::kResourceExhausted, "this verifier has had its " +
-                                                       std::to_string(quota_.max_audits()) +
-                                                       " audits of the last hour; try again later"};
+  if (!index) {
+    const std::scoped_lock lock(commit_mutex_);
+    index = log_->find_audit(digest);
+    if (!index) {
+      if (!quota_.take_audit(verifier, steady_clock::now())) throw used_up();
+      index = log_->append_audit(digest);
+    }
   }
-  ProverLog::AuditReceipts receipts = log_->log_audit(digest, kept.log_index);
-  sessions_.add(digest, receipts.commitment_index, now);
+  check_order(kept, *index);
+  ProverLog::AuditReceipts receipts = log_->audit_receipts(*index, kept.log_index);
   return {std::move(receipts.commitment), std::move(receipts.record)};
 }
 
-Audits::Accepted Audits::accept(ByteView bytes) {
+// The seed's checkpoint is the head that ends with the commitment, so the record must be below.
+void Audits::check_order(const Kept& kept, std::uint64_t commitment_index) {
+  if (kept.log_index < commitment_index) return;
+  throw refused("the record was logged, as entry " + std::to_string(kept.log_index) +
+                ", after the commitment, which is entry " + std::to_string(commitment_index) +
+                "; make a new commitment");
+}
+
+Audits::Accepted Audits::accept(ByteView bytes, const PublicKey& request_signer) {
   Accepted out;
   out.challenge = blamed_on_client(RefusalCode::kInvalidArgument,
                                    [&] { return Challenge::parse(bytes, "challenge"); });
   const AuditCommitment& commitment = out.challenge.commitment;
-  check_verifier(out.challenge.verifier.key);
+  const PublicKey& verifier = out.challenge.verifier.key;
+  if (request_signer != verifier) {
+    throw invalid("the request is signed by another key than its challenge");
+  }
+  check_verifier(verifier);
   out.digest = out.challenge.digest();
-  out.kept = find(commitment.record);
-  const TraceShape& shape = out.kept.record.claim.trace_shape;
-  check_plan(commitment.plan, shape);
 
+  // What costs least is checked first; reading the record and drawing come last.
   const Checkpoint checkpoint = blamed_on_client(RefusalCode::kInvalidArgument, [&] {
     return open_checkpoint(out.challenge.checkpoint_note, log_->key().public_key(),
                            "challenge, checkpoint");
   });
   const Digest digest = commitment.digest();
-  std::optional<std::uint64_t> index = sessions_.log_index(digest);
-  if (!index) {
-    // Committed before this server was started, perhaps.
-    index = log_->find_audit(digest);
-    if (!index) throw refused("the commitment is not in this prover's log; send Commit first");
-    sessions_.add(digest, *index, steady_clock::now());
-  }
-  if (*index >= checkpoint.size || out.kept.log_index >= checkpoint.size) {
-    throw invalid("the challenge's checkpoint, of size " + std::to_string(checkpoint.size) +
-                  ", does not cover the entries of the commitment (" + std::to_string(*index) +
-                  ") and the record (" + std::to_string(out.kept.log_index) + ")");
-  }
+  const std::optional<std::uint64_t> index = log_->find_audit(digest);
+  if (!index) throw refused("the commitment is not in this prover's log; send Commit first");
+  const std::string receipt = log_->commitment_receipt(*index);
+  blamed_on_client(RefusalCode::kInvalidArgument,
+                   [&] { check_challenge_checkpoint(out.challenge, receipt, "challenge"); });
+  if (sessions_.answers(digest) >= kMaxAnswers) throw answers_used_up();
+  if (quota_.bytes_left(verifier, steady_clock::now()) == 0) throw bytes_used_up(1);
+
+  out.kept = find(commitment.record);
+  check_order(out.kept, *index);
+  const TraceShape& shape = out.kept.record.claim.trace_shape;
+  check_plan(commitment.plan, shape);
   out.sample = draw_sample(
       commitment.plan, shape,
       challenge_seed(out.challenge.secret, checkpoint, out.kept.record.claim.trace_root));
   return out;
+}
+
+Refusal Audits::answers_used_up() const {
+  return {RefusalCode::kResourceExhausted, "this commitment has had all of its " +
+                                               std::to_string(kMaxAnswers) +
+                                               " answers; make a new one"};
+}
+
+Refusal Audits::bytes_used_up(std::uint64_t bytes) const {
+  return {RefusalCode::kResourceExhausted, "with this opening of " + std::to_string(bytes) +
+                                               " bytes or more the verifier would exceed the " +
+                                               std::to_string(quota_.max_bytes()) +
+                                               " bytes of an hour; try again later"};
 }
 
 void Audits::admit(const Accepted& accepted, ByteView challenge, std::uint64_t bytes) {
@@ -220,21 +257,16 @@ void Audits::admit(const Accepted& accepted, ByteView challenge, std::uint64_t b
                                                 std::to_string(quota_.max_bytes()) +
                                                 " that a verifier gets in an hour; ask for less"};
   }
-  if (!sessions_.tie(commitment, accepted.digest, challenge)) {
+  const steady_clock::time_point now = steady_clock::now();
+  if (!sessions_.tie(commitment, accepted.digest, challenge, now)) {
     throw refused(
-        "this commitment has been challenged before, with another checkpoint: one seed, one use; "
-        "make a new commitment");
+        "this commitment has been challenged before, in other bytes: one seed, one use; make a new "
+        "commitment");
   }
-  if (!sessions_.take_answer(commitment, kMaxAnswers)) {
-    throw Refusal{RefusalCode::kResourceExhausted, "this commitment has had all of its " +
-                                                       std::to_string(kMaxAnswers) +
-                                                       " answers; make a new one"};
-  }
-  if (!quota_.take_bytes(verifier, bytes, steady_clock::now())) {
-    throw Refusal{RefusalCode::kResourceExhausted, "with this opening of " + std::to_string(bytes) +
-                                                       " bytes the verifier would exceed the " +
-                                                       std::to_string(quota_.max_bytes()) +
-                                                       " bytes of an hour; try again later"};
+  if (!sessions_.take_answer(commitment, kMaxAnswers, now)) throw answers_used_up();
+  if (!quota_.take_bytes(verifier, bytes, now)) {
+    sessions_.return_answer(commitment);
+    throw bytes_used_up(bytes);
   }
 }
 
@@ -252,7 +284,9 @@ RerunOptions Audits::rerun_options(const Worker::CancelledFn& cancelled) const {
 }
 
 void Audits::open(ByteView bytes, const GoneFn& gone, const PartSink& sink) {
-  const Accepted accepted = accept(bytes);
+  const OpenRequest request = blamed_on_client(
+      RefusalCode::kInvalidArgument, [&] { return OpenRequest::parse(bytes, "open request"); });
+  const Accepted accepted = accept(request.challenge, request.verifier.key);
   const Claim& claim = accepted.kept.record.claim;
   const SigningKey& key = signer(accepted.kept.record);
   const std::vector<OpeningPass> passes = blamed_on_client(RefusalCode::kOutOfRange, [&] {
@@ -260,10 +294,10 @@ void Audits::open(ByteView bytes, const GoneFn& gone, const PartSink& sink) {
   });
   std::uint64_t total = max_opening_header_bytes(claim.trace_shape);
   for (const OpeningPass& pass : passes) total += pass.bytes;
-  admit(accepted, bytes, total);
+  admit(accepted, request.challenge, total);
 
   for (const OpeningPass& pass : passes) {
-    const OpeningMemory::Part memory(memory_, pass.bytes, gone);
+    const OpeningMemory::Part memory(memory_, pass.memory, gone);
     std::unique_ptr<Rerun> rerun;
     worker_.run(gone, [&](const Worker::CancelledFn& cancelled) {
       rerun = std::make_unique<Rerun>(model_, weights_, backend_, claim, accepted.sample, pass,
@@ -288,10 +322,7 @@ void Audits::operators(ByteView bytes, const GoneFn& gone, const PartSink& sink)
   const OperatorsRequest request = blamed_on_client(RefusalCode::kInvalidArgument, [&] {
     return OperatorsRequest::parse(bytes, "operators request");
   });
-  const Accepted accepted = accept(request.challenge);
-  if (request.verifier.key != accepted.challenge.verifier.key) {
-    throw invalid("operators request: signed by another key than its challenge");
-  }
+  const Accepted accepted = accept(request.challenge, request.verifier.key);
   const auto layer =
       std::find_if(accepted.sample.layers.begin(), accepted.sample.layers.end(),
                    [&](const LayerCells& cells) { return cells.layer == request.layer; });
@@ -309,7 +340,7 @@ void Audits::operators(ByteView bytes, const GoneFn& gone, const PartSink& sink)
   });
   admit(accepted, request.challenge, max_operators_bytes(model_.model.config()));
 
-  const OpeningMemory::Part memory(memory_, passes[0].bytes, gone);
+  const OpeningMemory::Part memory(memory_, passes[0].memory, gone);
   CellOperators operators;
   worker_.run(gone, [&](const Worker::CancelledFn& cancelled) {
     operators = open_operators(model_, weights_, backend_, claim, accepted.digest, request.layer,

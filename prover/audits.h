@@ -1,5 +1,5 @@
 // The prover's side of live audits (PROTOCOL.md): who may ask, what was promised before, and the
-// re-runs that answer. Canonical bytes in and out; Protocol Buffers stay in serve.cc.
+// re-runs that answer. Canonical bytes in and out; Protocol Buffers stay in service.cc.
 //
 // What a client may know of a failure is thrown as a Refusal; everything else is this prover's own.
 #pragma once
@@ -44,11 +44,13 @@ class OpeningMemory {
     std::uint64_t bytes_;
   };
 
+  bool contended() const;  // somebody waits for some
+
  private:
   void take(std::uint64_t bytes, const GoneFn& gone);  // Refusal when the client goes meanwhile
   void give(std::uint64_t bytes);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t free_;
   std::deque<const std::uint64_t*> waiting_;  // tickets
@@ -69,8 +71,11 @@ class Audits {
   enum class PartKind { kHeader, kEnds, kLayer, kOperators };
   // Takes one part; it may block while the client takes it in turn.
   using PartSink = std::function<void(PartKind kind, std::uint32_t layer, const Bytes& part)>;
-  void open(ByteView challenge, const GoneFn& gone, const PartSink& sink);
+  void open(ByteView request, const GoneFn& gone, const PartSink& sink);
   void operators(ByteView request, const GoneFn& gone, const PartSink& sink);
+
+  // Whether another opening waits for what those that are being sent hold.
+  bool memory_contended() const { return memory_.contended(); }
 
   // Answers that one commitment gets: its opening, the same again, operators. Each costs a re-run.
   static constexpr unsigned kMaxAnswers = 32;
@@ -88,8 +93,12 @@ class Audits {
   };
   void check_verifier(const PublicKey& verifier) const;
   Kept find(const Digest& id) const;
+  static void check_order(const Kept& kept, std::uint64_t commitment_index);
+  Refusal answers_used_up() const;
+  Refusal bytes_used_up(std::uint64_t bytes) const;
   void check_plan(const AuditPlan& plan, const TraceShape& shape) const;
-  Accepted accept(ByteView challenge);
+  // Of a request signed by `signer`, which must be the challenge's.
+  Accepted accept(ByteView challenge, const PublicKey& signer);
   // What remains to be checked when it is known what the answer costs: quotas, one seed, one use.
   void admit(const Accepted& accepted, ByteView challenge, std::uint64_t bytes);
   const SigningKey& signer(const Record& record) const;
@@ -105,7 +114,7 @@ class Audits {
   AuditQuota quota_;
   AuditSessions sessions_;
   OpeningMemory memory_;
-  std::mutex commit_mutex_;
+  std::mutex commit_mutex_;  // a commitment is appended once
 };
 
 }  // namespace bitwitness

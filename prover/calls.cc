@@ -9,6 +9,12 @@ namespace bitwitness {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+bool takes_too_slowly(steady_clock::duration taking, std::uint64_t bytes, milliseconds slack,
+                      bool contended) {
+  const std::uint64_t bytes_per_second = std::uint64_t{contended ? 4096U : 256U} << 10;
+  return taking > slack + milliseconds(bytes * 1000 / bytes_per_second);
+}
+
 Calls::Calls(std::size_t max_calls, milliseconds write_timeout)
     : max_calls_(max_calls), write_timeout_(write_timeout), watchdog_([this] { watch(); }) {}
 
@@ -42,7 +48,7 @@ void Calls::watch() {
     changed_.wait_for(lock, std::min(write_timeout_, milliseconds{500}));
     const steady_clock::time_point now = steady_clock::now();
     for (Call* call : calls_) {
-      if (call->writing_since_ && now - *call->writing_since_ > write_timeout_) {
+      if (call->blocked_since_ && now - *call->blocked_since_ > write_timeout_) {
         call->drop_();
       }
     }
@@ -64,15 +70,28 @@ void Call::check() const {
 
 void Call::write(const std::function<bool()>& send) {
   check();
-  set_writing(steady_clock::now());
+  set_blocked(steady_clock::now());
   const bool sent = send();
-  set_writing(std::nullopt);
+  set_blocked(std::nullopt);
   if (!sent) throw cancelled_by_client();
 }
 
-void Call::set_writing(std::optional<steady_clock::time_point> since) {
+bool Call::read(const std::function<bool()>& receive) {
+  check();
+  set_blocked(steady_clock::now());
+  const bool received = receive();
+  set_blocked(std::nullopt);
+  if (!received) check();
+  return received;
+}
+
+void Call::limit() {
+  set_blocked(steady_clock::now());
+}
+
+void Call::set_blocked(std::optional<steady_clock::time_point> since) {
   const std::scoped_lock lock(calls_.mutex_);
-  writing_since_ = since;
+  blocked_since_ = since;
 }
 
 }  // namespace bitwitness

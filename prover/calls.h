@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -16,8 +17,14 @@ namespace bitwitness {
 
 class Call;
 
-// The calls that live, and a watchdog: a client that takes nothing for write_timeout would hold its
-// handler's thread for ever, and is dropped.
+// Whether a client takes a part of an opening so slowly that its memory is asked back: since
+// `taking` began, `slack` and the time of its `bytes` at 256 KiB/s have passed, or at 4 MiB/s while
+// another opening waits for that memory (`contended`).
+bool takes_too_slowly(std::chrono::steady_clock::duration taking, std::uint64_t bytes,
+                      std::chrono::milliseconds slack, bool contended);
+
+// The calls that live, and a watchdog: a client that takes or sends nothing for write_timeout would
+// hold its handler's thread for ever, and is dropped.
 class Calls {
  public:
   Calls(std::size_t max_calls, std::chrono::milliseconds write_timeout);
@@ -33,7 +40,7 @@ class Calls {
 
   const std::size_t max_calls_;
   const std::chrono::milliseconds write_timeout_;
-  std::mutex mutex_;  // what follows, and writing_since_ of every call
+  std::mutex mutex_;  // what follows, and blocked_since_ of every call
   std::condition_variable changed_;
   std::set<Call*> calls_;
   bool watching_ = true;
@@ -54,15 +61,19 @@ class Call {
   // `send` hands one message to the transport, which blocks while the client takes none; false: it
   // is gone.
   void write(const std::function<bool()>& send);
+  // The same for a message that `receive` takes; false: there is none.
+  bool read(const std::function<bool()>& receive);
+  // The call is dropped when it lasts longer than write_timeout from now, whatever it does.
+  void limit();
 
  private:
   friend class Calls;
-  void set_writing(std::optional<std::chrono::steady_clock::time_point> since);
+  void set_blocked(std::optional<std::chrono::steady_clock::time_point> since);
 
   Calls& calls_;
   const GoneFn gone_;
   const std::function<void()> drop_;
-  std::optional<std::chrono::steady_clock::time_point> writing_since_;
+  std::optional<std::chrono::steady_clock::time_point> blocked_since_;
 };
 
 }  // namespace bitwitness

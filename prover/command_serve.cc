@@ -1,5 +1,6 @@
 // bw-prover serve: answers requests over gRPC until it is told to stop.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,6 +47,7 @@ struct ServeFlags {
   std::uint64_t max_record_mib = 256;
   std::size_t max_queue = 64;
   std::size_t max_batch = 8;
+  std::string reflection = "auto";
   unsigned grace_s = 10;
   std::string format = "text";
 };
@@ -84,6 +86,23 @@ class StopSignals {
   static inline std::atomic<int> write_end_{-1};  // what a handler can reach
 };
 
+// An empty value is a variable that was not set, and never what was meant.
+const CLI::Validator kNotEmpty(
+    [](const std::string& value) {
+      return value.empty() ? std::string("must not be empty") : std::string();
+    },
+    "");
+
+// As many connections as the system lets this process have: the usual soft limit of 1,024 is soon
+// reached by idle ones.
+void raise_file_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
 int run(const ServeFlags& flags) {
   if (flags.log.empty() != flags.key.empty()) {
     throw usage_error("--log and --key go together: the directory of the log and its signing key");
@@ -96,6 +115,7 @@ int run(const ServeFlags& flags) {
   options.max_memory_bytes = std::max(options.max_memory_bytes, options.max_record_bytes);
   options.max_queue = flags.max_queue;
   options.max_batch = flags.max_batch;
+  if (flags.reflection != "auto") options.reflection = flags.reflection == "on";
   options.records_dir = flags.records;
   options.log_dir = flags.log;
   if (!flags.key.empty()) options.log_key = SigningKey::load(flags.key);
@@ -119,6 +139,7 @@ int run(const ServeFlags& flags) {
     ProgressLine progress("hashing weights");
     model.emplace(ServedModel::load(flags.model, progress.callback()));
   }
+  raise_file_limit();
   Server server(*model, *backend, std::move(options));
   server.start();
   const StopSignals signals;
@@ -170,12 +191,17 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   command->add_option("--threads", flags->threads, "CPU threads (0: all)")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  command->add_option("--records", flags->records,
-                      "Directory for the records (without: in memory, the oldest go first)");
-  command->add_option("--log", flags->log, "Log directory to append every record to");
-  command->add_option("--key", flags->key, "The log's signing key (PEM)");
-  command->add_option("--operator-key", flags->operator_key,
-                      "Operator key (PEM) to sign the records with");
+  command
+      ->add_option("--records", flags->records,
+                   "Directory for the records (without: in memory, the oldest go first)")
+      ->check(kNotEmpty);
+  command->add_option("--log", flags->log, "Log directory to append every record to")
+      ->check(kNotEmpty);
+  command->add_option("--key", flags->key, "The log's signing key (PEM)")->check(kNotEmpty);
+  command
+      ->add_option("--operator-key", flags->operator_key,
+                   "Operator key (PEM) to sign the records with")
+      ->check(kNotEmpty);
   command
       ->add_option("--allow", flags->allow,
                    "Verifier that may audit: its key, or a file with one per line; repeatable "
@@ -219,6 +245,11 @@ void add_serve_command(CLI::App& app, int& exit_code) {
       ->add_option("--max-batch", flags->max_batch,
                    "Requests computed together; the key-value cache is made for that many")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1024}))
+      ->capture_default_str();
+  command
+      ->add_option("--reflection", flags->reflection,
+                   "gRPC server reflection: on, off, or auto (on loopback only)")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   command
       ->add_option("--grace", flags->grace_s,

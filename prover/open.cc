@@ -20,7 +20,7 @@ std::uint64_t ends_bytes(const TraceShape& shape, const AuditSample& sample) {
 Error too_large(const std::string& what, std::uint64_t bytes, std::uint64_t max_bytes,
                 const std::string& instead) {
   return usage_error("the opening of " + what + " takes " + std::to_string(bytes) +
-                     " bytes, more than the " + std::to_string(max_bytes) +
+                     " bytes with the trace, more than the " + std::to_string(max_bytes) +
                      " that this prover holds at a time (--max-opening-mib): ask for " + instead +
                      ", or audit by re-execution (--level full), which needs no opening");
 }
@@ -35,29 +35,34 @@ std::vector<float> floats_of(ByteView bytes) {
 
 std::vector<OpeningPass> plan_passes(const TraceShape& shape, const AuditSample& sample,
                                      std::uint64_t max_bytes) {
+  const std::uint64_t trace = 32 * Trace::leaf_count(shape);
   std::vector<OpeningPass> passes(1);
+  passes[0].memory = trace;
   if (!sample.embeddings.empty() || !sample.heads.empty()) {
     passes[0].ends = true;
     passes[0].bytes = ends_bytes(shape, sample);
-    if (passes[0].bytes > max_bytes) {
-      throw too_large("the ends", passes[0].bytes, max_bytes, "fewer ends");
+    passes[0].memory += passes[0].bytes;
+    if (passes[0].memory > max_bytes) {
+      throw too_large("the ends", passes[0].memory, max_bytes, "fewer ends");
     }
   }
   for (std::size_t i = 0; i < sample.layers.size(); ++i) {
     const LayerCells& cells = sample.layers[i];
     const std::uint64_t bytes = LayerOpening::bytes(shape, cells);
-    if (bytes > max_bytes) {
+    if (bytes + trace > max_bytes) {
       throw too_large("layer " + std::to_string(cells.layer) + " (" +
                           std::to_string(cells.positions.size()) + " cells, keys and values of " +
                           std::to_string(cells.positions.back() + 1) + " positions)",
-                      bytes, max_bytes, "fewer cells or a shorter run");
+                      bytes + trace, max_bytes, "fewer cells or a shorter run");
     }
-    if (bytes > max_bytes - passes.back().bytes) {
+    if (passes.back().memory > max_bytes - bytes) {
       passes.push_back({});
       passes.back().first_layer = i;
+      passes.back().memory = trace;
     }
     ++passes.back().layer_count;
     passes.back().bytes += bytes;
+    passes.back().memory += bytes;
   }
   return passes;
 }
@@ -118,8 +123,7 @@ void Rerun::keep(LeafType type, std::uint32_t layer, std::uint64_t position, con
 void Rerun::run(const ServedModel& model, const PlacedWeights& weights, Backend& backend,
                 const RerunOptions& options) {
   const TraceShape& shape = claim_.trace_shape;
-  std::vector<std::uint32_t> ids = claim_.prompt_ids;
-  ids.insert(ids.end(), claim_.emitted_ids.begin(), claim_.emitted_ids.end());
+  const std::vector<std::uint32_t> ids = sequence_ids(claim_);
 
   EngineOptions engine_options;
   engine_options.capacity = static_cast<std::int64_t>(shape.positions);

@@ -26,11 +26,13 @@ struct OpeningPass {
   bool ends = false;            // the first pass, if ends were drawn
   std::size_t first_layer = 0;  // in AuditSample::layers
   std::size_t layer_count = 0;
-  std::uint64_t bytes = 0;  // of the parts it gives; the captured rows take about as much
+  std::uint64_t bytes = 0;   // of the parts it gives; the captured rows take about as much
+  std::uint64_t memory = 0;  // those, and the digests of the trace
 };
 
 // Groups what was drawn into as few passes as `max_bytes` allows, in the order of the opening. A
-// single part that is larger is a usage Error that says what to ask for instead.
+// single part that is larger is a usage Error that says what to ask for instead. What a pass holds
+// counts: its rows and the digests of the whole trace.
 std::vector<OpeningPass> plan_passes(const TraceShape& shape, const AuditSample& sample,
                                      std::uint64_t max_bytes);
 

@@ -1,8 +1,12 @@
 #include "prover/record_store.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
@@ -10,14 +14,20 @@
 #include "attest/base/error.h"
 #include "attest/base/file.h"
 #include "attest/log.h"
+#include "attest/record.h"
 
 namespace bitwitness {
 namespace {
 
 constexpr const char* kRecordSuffix = ".bwrec";
+constexpr std::string_view kRecordMagic = "bwrecord";  // RECORD_FORMAT.md "File"
 constexpr const char* kReceiptSuffix = ".tlog-proof";
 
 }  // namespace
+
+StoredRecord::File::~File() {
+  if (fd >= 0) ::close(fd);
+}
 
 void StoredRecord::read(std::uint64_t offset, std::span<std::uint8_t> out) {
   if (offset > size_bytes_ || out.size() > size_bytes_ - offset) {
@@ -27,9 +37,8 @@ void StoredRecord::read(std::uint64_t offset, std::span<std::uint8_t> out) {
     std::copy_n(memory_->begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
     return;
   }
-  file_.seekg(static_cast<std::streamoff>(offset));
-  file_.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size()));
-  if (!file_ || file_.gcount() != static_cast<std::streamsize>(out.size())) {
+  const ssize_t count = ::pread(file_->fd, out.data(), out.size(), static_cast<off_t>(offset));
+  if (count != static_cast<ssize_t>(out.size())) {
     throw infrastructure_error(path_ + ": cannot read " + std::to_string(out.size()) +
                                " bytes at offset " + std::to_string(offset) +
                                "; was the file changed while it was being sent?");
@@ -40,6 +49,7 @@ RecordStore::RecordStore(std::string dir, std::uint64_t max_memory_bytes,
                          std::chrono::seconds retention)
     : dir_(std::move(dir)), max_memory_bytes_(max_memory_bytes), retention_(retention) {
   if (dir_.empty()) return;
+  check_output_place(path(Digest{}));
   make_directories(dir_);
   check_output_path(path(Digest{}));
 }
@@ -109,17 +119,22 @@ std::optional<StoredRecord> RecordStore::get(const Digest& id) {
     return out;
   }
   out.path_ = path(id);
-  if (!path_exists(out.path_)) return std::nullopt;
-  out.file_.open(out.path_, std::ios::binary | std::ios::ate);
-  const std::streamoff size = out.file_ ? std::streamoff(out.file_.tellg()) : -1;
-  if (size < 0) {
-    throw infrastructure_error(out.path_ + ": cannot be read; check its permissions");
-  }
-  out.size_bytes_ = static_cast<std::uint64_t>(size);
+  // Records are files that this store wrote: no links, no pipes, and what calls itself a record.
+  out.file_ = std::make_shared<StoredRecord::File>(
+      ::open(out.path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat info {};
-  if (::stat(out.path_.c_str(), &info) == 0) {
-    out.stored_at_ = std::chrono::system_clock::from_time_t(info.st_mtime);
+  if (out.file_->fd < 0 && errno == ENOENT) return std::nullopt;
+  if (out.file_->fd < 0 || ::fstat(out.file_->fd, &info) != 0) {
+    throw infrastructure_error(out.path_ + ": cannot be read: " + std::strerror(errno));
   }
+  std::array<std::uint8_t, 8> magic{};
+  out.size_bytes_ = static_cast<std::uint64_t>(std::max<off_t>(info.st_size, 0));
+  if (S_ISREG(info.st_mode) && out.size_bytes_ >= magic.size()) out.read(0, magic);
+  if (as_text(magic) != kRecordMagic || out.size_bytes_ > kMaxRecordBytes) {
+    throw infrastructure_error(out.path_ +
+                               ": is not a record that this prover wrote; remove it from there");
+  }
+  out.stored_at_ = std::chrono::system_clock::from_time_t(info.st_mtime);
   if (const std::string receipt = out.path_ + kReceiptSuffix; path_exists(receipt)) {
     out.receipt_ = as_text(read_file(
         receipt, {kMaxReceiptBytes, ErrorKind::kInfrastructure, ErrorKind::kInfrastructure}));

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,8 +32,15 @@ class StoredRecord {
   std::uint64_t size_bytes_ = 0;
   std::string receipt_;
   std::chrono::system_clock::time_point stored_at_;
+  struct File {
+    explicit File(int descriptor) : fd(descriptor) {}
+    ~File();
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    int fd;
+  };
   std::shared_ptr<const Bytes> memory_;  // or
-  std::ifstream file_;
+  std::shared_ptr<File> file_;
   std::string path_;
 };
 
@@ -54,7 +60,9 @@ class RecordStore {
   // Adds the receipt of a record that was put; without effect if it is forgotten already.
   void put_receipt(const Digest& id, const std::string& receipt);
 
-  std::optional<StoredRecord> get(const Digest& id);  // nullopt: not there
+  // nullopt: not there. What lies there under the id and is no regular file of a record (a link, a
+  // pipe, other content) is an infrastructure Error that names it.
+  std::optional<StoredRecord> get(const Digest& id);
 
  private:
   struct Entry {

@@ -2,8 +2,11 @@
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/security/server_credentials.h>
+#include <grpcpp/support/server_interceptor.h>
 #if BITWITNESS_WITH_GRPC_REFLECTION
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #endif
@@ -12,6 +15,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "attest/base/error.h"
@@ -69,6 +73,64 @@ ServeOptions checked(ServeOptions options) {
   return options;
 }
 
+// ---- Reflection. Its handler is gRPC's own: one thread for each stream, for as long as the client
+// likes. So its streams are few, and end after write_timeout.
+
+constexpr std::size_t kMaxReflectionStreams = 4;
+constexpr std::string_view kReflectionMethods = "/grpc.reflection.";
+
+class ReflectionStream final : public grpc::experimental::Interceptor {
+ public:
+  ReflectionStream(Calls& calls, grpc::ServerContextBase* context)
+      : calls_(calls), context_(context) {}
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    using grpc::experimental::InterceptionHookPoints;
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) {
+      try {
+        call_.emplace(
+            calls_, [context = context_] { return context->IsCancelled(); },
+            [context = context_] { context->TryCancel(); });
+        call_->limit();
+      } catch (const Refusal&) {
+        context_->TryCancel();
+      }
+    }
+    // The handler has returned; nothing may touch the context for long now.
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) call_.reset();
+    methods->Proceed();
+  }
+
+ private:
+  Calls& calls_;
+  grpc::ServerContextBase* const context_;
+  std::optional<Call> call_;
+};
+
+class ReflectionStreams final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit ReflectionStreams(Calls& calls) : calls_(calls) {}
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    if (!std::string_view(info->method()).starts_with(kReflectionMethods)) return nullptr;
+    return new ReflectionStream(calls_, info->server_context());
+  }
+
+ private:
+  Calls& calls_;
+};
+
+// The plugin is there as soon as its library is.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins, [](const std::unique_ptr<grpc::ServerBuilderPlugin>& plugin) {
+      return plugin->name() == "proto_server_reflection";
+    });
+  }
+};
+
 }  // namespace
 
 void check_serve_options(const ServeOptions& options) {
@@ -106,6 +168,7 @@ class Server::Impl {
         worker_(model, weights_, backend, options_, store_, log_.get()),
         audits_(model, weights_, backend, options_, store_, log_.get(), worker_),
         calls_(options_.max_calls, options_.write_timeout),
+        reflection_calls_(kMaxReflectionStreams, options_.write_timeout),
         service_(make_audit_service(model, options_, store_, worker_, audits_, calls_)) {}
 
   ~Impl() { shutdown(milliseconds{0}); }
@@ -117,10 +180,24 @@ class Server::Impl {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 #endif
     grpc::ServerBuilder builder;
+    if (options_.reflection.value_or(listen_.loopback())) {
+      std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watching;
+      watching.push_back(std::make_unique<ReflectionStreams>(reflection_calls_));
+      builder.experimental().SetInterceptorCreators(std::move(watching));
+    } else {
+      builder.SetOption(std::make_unique<WithoutReflection>());
+    }
     builder.AddListeningPort(listen_.text(listen_.port), credentials(options_.tls), &port_);
     // Without this a second server would share the port, and get half of the requests.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+    // Connections on which nobody speaks are dropped: gRPC 1.51 stops accepting for good once the
+    // process has run out of file descriptors.
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
+    // So that one connection does not get all calls.
+    builder.AddChannelArgument(
+        GRPC_ARG_MAX_CONCURRENT_STREAMS,
+        static_cast<int>(std::clamp<std::size_t>(options_.max_calls / 2, 8, 10'000)));
     builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
     grpc::ResourceQuota quota("bw-prover");
     quota.SetMaxThreads(static_cast<int>(std::min<std::size_t>(options_.max_calls, 10'000)) + 16);
@@ -177,6 +254,7 @@ class Server::Impl {
   Worker worker_;
   Audits audits_;
   Calls calls_;
+  Calls reflection_calls_;
   const std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;

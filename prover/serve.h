@@ -31,6 +31,8 @@ struct ServeOptions {
   std::size_t max_queue = 64;   // requests waiting for the device
   std::size_t max_batch = 8;    // requests computed together
   std::size_t max_calls = 128;  // calls answered at the same time
+  // Server reflection, for tools that explore: nullopt, on loopback only. 4 streams at a time.
+  std::optional<bool> reflection;
   // A client that takes nothing of what is sent for this long is dropped.
   std::chrono::milliseconds write_timeout{30'000};
 

@@ -234,8 +234,8 @@ class Worker::Session {
                               positions_needed(worker_.model_, job->request) > capacity_)) {
         return;
       }
+      worker_.queue_.pop_front();  // first: what add() throws must not leave it there, too
       if (!job->abandoned) add(job);
-      worker_.queue_.pop_front();
     }
   }
 

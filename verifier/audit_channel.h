@@ -38,7 +38,8 @@ class AuditChannel {
   virtual ~AuditChannel() = default;
   virtual CommitReceipts commit(const Bytes& commitment) = 0;
   // Returns when the prover ended the stream well; whether all came is for the sink's owner to say.
-  virtual void open(const Bytes& challenge, OpeningSink& sink) = 0;
+  // `request`: OpenRequest.
+  virtual void open(const Bytes& request, OpeningSink& sink) = 0;
   // `request`: OperatorsRequest. More than `max_bytes` is malformed.
   virtual Bytes operators(const Bytes& request, std::uint64_t max_bytes) = 0;
 };

@@ -16,6 +16,9 @@
 
 namespace bitwitness {
 
+// Where the proof of a mismatch goes without --proof-out.
+inline constexpr const char* kDefaultProof = "mismatch.bwproof";
+
 struct AuditFlags {
   std::optional<std::string> record_file, record_id;
   std::string model;
@@ -41,7 +44,13 @@ void set_expectations(const AuditFlags& flags, RecordExpectations& expected);
 // Evidence that is ill-formed or refused is a verdict; any other error is thrown on.
 AuditReport verdict_of(const Error& error);
 
-// Writes the proof and names it in the report.
+// Usage Errors for a name that a proof may not get: one that exists, a key's, another path of the
+// command, one inside the model.
+void check_proof_out(const AuditFlags& flags, const std::string& path);
+
+// Writes the proof, readable to its owner only (it holds token ids and activations), and names it
+// in the report. Where a file of that name is there by now it is left alone, and the proof becomes
+// NAME-2, NAME-3, ... One that cannot be written is a note in the report, whose verdict stands.
 void write_proof(const MismatchProof& proof, const std::string& path, AuditReport& report);
 
 #if BITWITNESS_WITH_GRPC

@@ -29,9 +29,10 @@ struct LiveCoverage {
   std::optional<Checkpoint> checkpoint;  // that the seed is from
   bool log_key_from_prover = false;      // nobody but the prover says that this is the log
 
-  std::vector<std::uint32_t> layers;  // with cells that were drawn
-  std::uint64_t population = 0;       // cells of the chosen layers, drawn or not
-  std::uint64_t all_layers = 0;       // of the model
+  std::vector<std::uint32_t> chosen_layers;  // that cells were drawn from
+  std::vector<std::uint32_t> layers;         // with cells that were drawn
+  std::uint64_t population = 0;              // cells of the chosen layers, drawn or not
+  std::uint64_t all_layers = 0;              // of the model
   std::uint64_t embeddings_checked = 0, heads_checked = 0;
   std::uint64_t opened_bytes = 0;  // of the opening that was judged
   unsigned attempts = 0;           // how often the opening was asked for

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "attest/base/error.h"
+#include "attest/base/leaf_hash.h"
+#include "attest/base/merkle.h"
 #include "attest/log.h"
 #include "kernels/sampler.h"
 #include "verifier/audit_model.h"
@@ -205,10 +207,13 @@ SampleRequest sample_request(const Claim& claim, std::uint64_t position) {
   return {sampling, sample_draw(claim.seed, position + 1)};
 }
 
-std::vector<std::uint32_t> sequence_ids(const Claim& claim) {
-  std::vector<std::uint32_t> ids = claim.prompt_ids;
-  ids.insert(ids.end(), claim.emitted_ids.begin(), claim.emitted_ids.end());
-  return ids;
+void check_tokens_root(const Digest& root, const Claim& claim, const std::string& document) {
+  // The tree has one leaf, and the claim has what is in it.
+  const Digest leaf = tokens_leaf(sequence_ids(claim));
+  if (root != merkle_root(std::vector{merkle_leaf(leaf.view())})) {
+    throw malformed_error(document +
+                          ": the committed token ids are not those of the record's claim");
+  }
 }
 
 }  // namespace bitwitness

@@ -57,7 +57,8 @@ void check_claim_text(const Claim& claim, const Model& model,
 // `position`.
 SampleRequest sample_request(const Claim& claim, std::uint64_t position);
 
-// Prompt and emitted ids.
-std::vector<std::uint32_t> sequence_ids(const Claim& claim);
+// Malformed unless `root`, of the tree of token ids in an opening, is of the claim's prompt and
+// emitted ids.
+void check_tokens_root(const Digest& root, const Claim& claim, const std::string& document);
 
 }  // namespace bitwitness

@@ -1,9 +1,12 @@
 // bw-verifier audit: a record, from a file or a prover, against the auditor's own copy of the
 // model.
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "attest/base/error.h"
 #include "attest/base/file.h"
@@ -25,7 +28,10 @@ void set_expectations(const AuditFlags& flags, RecordExpectations& expected) {
   if (flags.operator_key) expected.operator_key = PublicKey::load_vkey(*flags.operator_key);
   if (flags.nonce) {
     expected.nonce = from_hex_any_case(*flags.nonce);
-    if (!expected.nonce) throw usage_error("--nonce must be an even number of hexadecimal digits");
+    if (!expected.nonce || expected.nonce->empty()) {
+      throw usage_error(
+          "--nonce must be hexadecimal digits, two for every byte, at least one byte");
+    }
   }
 }
 
@@ -40,9 +46,54 @@ AuditReport verdict_of(const Error& error) {
   }
 }
 
+void check_proof_out(const AuditFlags& flags, const std::string& path) {
+  check_output_path(path);
+  std::vector<NamedPath> inputs{{"--model", flags.model}};
+  const auto add = [&](const char* name, const std::optional<std::string>& value) {
+    if (value) inputs.push_back({name, *value});
+  };
+  add("RECORD", flags.record_file);
+  add("--receipt", flags.receipt);
+  add("--key", flags.key);
+  add("--manifest", flags.manifest);
+  // These two may also be the key's text.
+  for (const auto& [name, value] :
+       {std::pair{"--log-key", flags.log_key}, std::pair{"--operator-key", flags.operator_key}}) {
+    if (value && path_exists(*value)) add(name, value);
+  }
+#if BITWITNESS_WITH_GRPC
+  add("--tls-ca", flags.prover.tls_ca);
+  add("--tls-cert", flags.prover.tls_cert);
+  add("--tls-key", flags.prover.tls_key);
+#endif
+  check_distinct_paths({{"--proof-out", path}}, inputs);
+  if (flags.proof_out && path_exists(path)) {
+    throw usage_error("--proof-out " + path +
+                      ": exists already, and no proof is written over anything; name another file");
+  }
+}
+
 void write_proof(const MismatchProof& proof, const std::string& path, AuditReport& report) {
-  write_file_atomic(path, proof.serialize());
-  report.proof_file = path;
+  const Bytes bytes = proof.serialize();
+  const std::filesystem::path first(path);
+  for (std::uint64_t n = 1;; ++n) {
+    const std::string name =
+        n == 1 ? path
+               : (first.parent_path() /
+                  (first.stem().string() + "-" + std::to_string(n) + first.extension().string()))
+                     .string();
+    if (path_exists(name)) continue;
+    try {
+      write_file_atomic(name, bytes, 0600, IfExists::kFail);
+      report.proof_file = name;
+    } catch (const Error& error) {
+      if (path_exists(name)) continue;  // somebody was faster
+      // A full disk must not cost the verdict.
+      report.notes.push_back(std::string("the proof of the mismatch could not be written: ") +
+                             error.what());
+    }
+    return;
+  }
 }
 
 namespace {
@@ -85,7 +136,7 @@ Evidence gather(const AuditFlags& flags) {
 }
 
 // The proof of a mismatch that the record itself shows.
-void prove_record(const AuditFlags& flags, const SigningKey& key, const Evidence& evidence,
+void prove_record(const SigningKey& key, const Evidence& evidence, const std::string& proof_out,
                   AuditReport& report) {
   MismatchProof proof;
   proof.record = evidence.record;
@@ -94,16 +145,21 @@ void prove_record(const AuditFlags& flags, const SigningKey& key, const Evidence
   proof.finding.op = "record";
   proof.backend = report.backend;
   proof.sign(key);
-  write_proof(proof, *flags.proof_out, report);
+  write_proof(proof, proof_out, report);
+  if (!report.operator_key && !evidence.receipt) {
+    report.notes.push_back(
+        "no operator signed the record and no receipt shows it in a log: nobody can be held to it, "
+        "and a recheck of the proof will say so");
+  }
 }
 
 AuditReport audit_full(const AuditFlags& flags, std::string& name) {
   AuditOptions options;
   set_expectations(flags, options);
   std::optional<SigningKey> key;
-  if (flags.proof_out) {
-    if (!flags.key) throw usage_error("--proof-out needs --key: a proof is signed by its verifier");
-    check_output_path(*flags.proof_out);
+  const std::string proof_out = flags.proof_out.value_or(kDefaultProof);
+  if (flags.key) {
+    check_proof_out(flags, proof_out);
     key = SigningKey::load(*flags.key);
   }
   const std::unique_ptr<Backend> backend = make_backend(flags.device, flags.threads);
@@ -134,7 +190,7 @@ AuditReport audit_full(const AuditFlags& flags, std::string& name) {
       return verdict_of(error);
     }
   }
-  if (key && report.record_shows_mismatch) prove_record(flags, *key, evidence, report);
+  if (key && report.record_shows_mismatch) prove_record(*key, evidence, proof_out, report);
   return report;
 }
 
@@ -150,7 +206,17 @@ void check_flags(const AuditFlags& flags) {
   if (from_prover != flags.record_id.has_value()) {
     throw usage_error("--prover and --record go together");
   }
+#if BITWITNESS_WITH_GRPC
+  if (!from_prover && flags.prover.any_given()) {
+    throw usage_error(
+        "--tls-ca, --tls-cert, --tls-key, --deadline and --max-record-mib are about a prover; name "
+        "it with --prover HOST:PORT");
+  }
+#endif
   if (flags.level == "full") {
+    if (flags.proof_out && !flags.key) {
+      throw usage_error("--proof-out needs --key: a proof is signed by its verifier");
+    }
     if (flags.cells || flags.ends || flags.layers || flags.manifest || flags.retries) {
       throw usage_error(
           "--cells, --ends, --layers, --manifest and --retries are for --level cell and layer; "
@@ -210,9 +276,10 @@ void add_audit_command(CLI::App& app, int& exit_code) {
   command->add_option("--key", flags->key,
                       "The verifier's own key (PEM by bw-attest keygen): signs challenges and "
                       "proofs");
-  command->add_option("--proof-out", flags->proof_out,
-                      "Where the proof of a mismatch goes, for bw-verifier recheck (level cell and "
-                      "layer: mismatch.bwproof)");
+  command->add_option(
+      "--proof-out", flags->proof_out,
+      "Where the proof of a mismatch goes, for bw-verifier recheck: a file that is "
+      "not there yet (default with --key: mismatch.bwproof, mismatch-2.bwproof, ...)");
   command->add_option("--device", flags->device, "cpu, ref, avx2, avx512, neon, cuda or cuda:N")
       ->capture_default_str();
   command->add_option("--threads", flags->threads, "CPU threads (0: all)")
@@ -228,7 +295,9 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--cells", flags->cells, "Level cell: how many cells are drawn (32)")
       ->check(CLI::Range(std::uint64_t{1}, kMaxPlanCells));
-  command->add_option("--ends", flags->ends, "How many embeddings and heads are drawn (16)")
+  command
+      ->add_option("--ends", flags->ends,
+                   "How many embeddings and heads are drawn (16; 0: no token is checked)")
       ->check(CLI::Range(std::uint64_t{0}, kMaxPlanCells));
   command->add_option("--layers", flags->layers,
                       "all, a list such as 0,5, or random:K (level cell: all, layer: random:1)");

@@ -1,6 +1,5 @@
 // bw-verifier audit --level cell|layer: a record judged by what its prover opens.
 #include "attest/base/error.h"
-#include "attest/base/file.h"
 #include "attest/base/progress.h"
 #include "verifier/audit_flags.h"
 #include "verifier/client.h"
@@ -12,7 +11,6 @@ namespace {
 
 constexpr std::uint64_t kDefaultCells = 32;
 constexpr std::uint64_t kDefaultEnds = 16;
-constexpr const char* kDefaultProof = "mismatch.bwproof";
 
 AuditPlan plan_from(const AuditFlags& flags) {
   AuditPlan plan;
@@ -42,7 +40,7 @@ void take_log_key(const ProverEndpoint& prover, const AuditFlags& flags,
 AuditReport audit_live(const AuditFlags& flags, std::string& name) {
   // One's own things first: nothing is asked for in vain.
   const std::string proof_out = flags.proof_out.value_or(kDefaultProof);
-  check_output_path(proof_out);
+  check_proof_out(flags, proof_out);
   LiveAuditOptions options(SigningKey::load(*flags.key));
   set_expectations(flags, options);
   options.plan = plan_from(flags);

@@ -62,12 +62,14 @@ void add_recheck_command(CLI::App& app, int& exit_code) {
       "Judge the proof of a mismatch again: 1 confirmed, 0 the accusation does not hold");
   command->add_option("PROOF", flags->file, "Proof of a mismatch (.bwproof)")->required();
   command->add_option("--model", flags->model, "One's own copy of the model")->required();
-  command->add_option("--log-key", flags->log_key,
-                      "Verifier key of the log (text or file); needed for records that no operator "
-                      "signed");
+  command->add_option(
+      "--log-key", flags->log_key,
+      "Verifier key of the log (text or file): record, and seed where there is one, "
+      "must be in it; needed for records that no operator signed");
   command->add_option(
       "--operator-key", flags->operator_key,
-      "Verifier key (text or file) of the operator who must have signed the record");
+      "Verifier key (text or file) of the operator who must have signed the record: without it "
+      "nobody vouches for the name shown");
   command->add_option("--device", flags->device, "cpu, ref, avx2, avx512, neon, cuda or cuda:N")
       ->capture_default_str();
   command->add_option("--threads", flags->threads, "CPU threads (0: all)")

@@ -9,9 +9,24 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long an address that does not answer is tried again: a prover may be about to listen, and
-// gRPC 1.51 takes a connection under way for a failed one when errno changes in between.
-constexpr milliseconds kConnectPatience{3'000};
+// How long an address that refuses is tried again: a prover may be about to listen, and gRPC 1.51
+// takes a connection under way for a failed one when errno changes in between.
+constexpr milliseconds kRefusedPatience{3'000};
+// How long a connection under way is waited for: names, TCP and TLS over a slow line.
+constexpr milliseconds kHandshakePatience{20'000};
+constexpr milliseconds kAttempt{10'000};  // one attempt to connect
+
+void wait_until_connected(grpc::Channel& channel, milliseconds deadline) {
+  const auto start = std::chrono::system_clock::now();
+  const auto refused = start + std::min(kRefusedPatience, deadline);
+  const auto slow = start + std::min(kHandshakePatience, deadline);
+  for (;;) {
+    const grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
+    if (state == GRPC_CHANNEL_READY || state == GRPC_CHANNEL_SHUTDOWN) return;
+    const auto until = state == GRPC_CHANNEL_TRANSIENT_FAILURE ? refused : slow;
+    if (!channel.WaitForStateChange(state, until)) return;
+  }
+}
 
 // Text from a prover for a message of ours: bounded, printable.
 std::string quoted(const std::string& text) {
@@ -43,12 +58,12 @@ std::unique_ptr<v1::Audit::Stub> connect(const ProverEndpoint& prover, milliseco
   // A channel of its own: after an earlier failure a shared one would wait before it tries again.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  // In spite of its name the limit of an attempt; one that fails earlier is repeated as above.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, static_cast<int>(kAttempt.count()));
   const auto channel =
       grpc::CreateCustomChannel("dns:///" + prover.host_port, credentials(prover), arguments);
-  channel->WaitForConnected(std::chrono::system_clock::now() +
-                            std::min(kConnectPatience, deadline));
+  wait_until_connected(*channel, deadline);
   return v1::Audit::NewStub(channel);
 }
 
@@ -89,7 +104,7 @@ Error status_error(const grpc::Status& status, const ProverEndpoint& endpoint, c
       if (reason.find("larger than max") != std::string::npos) {
         return malformed_error(prover + ": " + call + ": " + reason);
       }
-      return infrastructure_error(prover + " is overloaded: " + reason);
+      return infrastructure_error(prover + " does not take this now (try again later): " + reason);
     default:
       return infrastructure_error(prover + " failed in " + call + " (gRPC status " +
                                   std::to_string(static_cast<int>(status.error_code())) +

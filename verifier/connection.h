@@ -22,8 +22,9 @@ namespace bitwitness {
 constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
 constexpr int kMaxMessageBytes = 2 << 20;  // the largest message is a header with a receipt
 
-// A connection, tried for at most a few seconds and `deadline`. One that could not be made fails in
-// its first call, which knows why. Usage Error as check_endpoint.
+// A connection: for at most `deadline`, an address that refuses is tried for 3 s, a handshake
+// waited for 20 s. One that could not be made fails in its first call, which knows why. Usage Error
+// as check_endpoint.
 std::unique_ptr<v1::Audit::Stub> connect(const ProverEndpoint& prover,
                                          std::chrono::milliseconds deadline);
 

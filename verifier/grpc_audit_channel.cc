@@ -97,13 +97,15 @@ class GrpcAuditChannel final : public AuditChannel {
     return {response.commitment_receipt(), response.record_receipt()};
   }
 
-  void open(const Bytes& challenge, OpeningSink& sink) override {
+  void open(const Bytes& request_bytes, OpeningSink& sink) override {
     const std::unique_ptr<wire::Audit::Stub> stub = connect(prover_, deadline_);
     grpc::ClientContext context;
     WaitBudget budget(context, deadline_);
     wire::OpenRequest request;
-    request.set_challenge(challenge.data(), challenge.size());
-    Stream<wire::OpeningChunk> stream(context, stub->Open(&context, request));
+    request.set_request(request_bytes.data(), request_bytes.size());
+    // Begins with a write, which a peer can hold up by flow control.
+    Stream<wire::OpeningChunk> stream(context,
+                                      budget.wait([&] { return stub->Open(&context, request); }));
     receive(stream, budget, sink, "Open");
   }
 
@@ -113,7 +115,8 @@ class GrpcAuditChannel final : public AuditChannel {
     WaitBudget budget(context, deadline_);
     wire::GetOperatorsRequest request;
     request.set_request(request_bytes.data(), request_bytes.size());
-    Stream<wire::OpeningChunk> stream(context, stub->GetOperators(&context, request));
+    Stream<wire::OpeningChunk> stream(
+        context, budget.wait([&] { return stub->GetOperators(&context, request); }));
     OperatorsSink sink(OperatorsRequest::parse(request_bytes, "own request").layer, max_bytes,
                        "prover " + prover_.host_port + ": GetOperators");
     receive(stream, budget, sink, "GetOperators");

@@ -4,8 +4,6 @@
 #include <thread>
 
 #include "attest/base/error.h"
-#include "attest/base/leaf_hash.h"
-#include "attest/base/merkle.h"
 #include "attest/base/random.h"
 #include "attest/base/sha256.h"
 #include "attest/log.h"
@@ -19,6 +17,10 @@ namespace bitwitness {
 namespace {
 
 using std::chrono::milliseconds;
+
+// Text and signatures of a checkpoint; the challenge that it is in must stay small beside the
+// opening that it asks for.
+constexpr std::size_t kMaxCheckpointNoteBytes = std::size_t{16} << 10;
 
 // The first bad cell or end of its kind, with what was opened of it.
 struct Evidence {
@@ -144,16 +146,33 @@ class Auditor {
     report_.log_index = recorded.index;
     report_.checkpoint = recorded.checkpoint;
     record_receipt_ = receipts.record;
+    commitment_receipt_ = receipts.commitment;
 
-    challenge_.checkpoint_note =
-        TlogProof::parse(receipts.commitment, of_commitment).checkpoint_note;
+    challenge_.checkpoint_note = checkpoint_note(receipts.commitment, of_commitment);
+    checkpoint_note(receipts.record, of_record);
+    // Any later head would do for a seed, too, and whoever could wait for one could choose.
+    check_challenge_checkpoint(challenge_, receipts.commitment, options_.prover);
     challenge_.sign(options_.key);
     challenge_bytes_ = challenge_.serialize();
     challenge_digest_ = challenge_.digest();
+    OpenRequest request;
+    request.challenge = challenge_bytes_;
+    request.sign(options_.key);
+    open_request_ = request.serialize();
     live().seed = challenge_seed(challenge_.secret, committed.checkpoint, claim_.trace_root);
     live().checkpoint = committed.checkpoint;
     sample_ = draw_sample(options_.plan, shape_, *live().seed);
     describe_sample();
+  }
+
+  static std::string checkpoint_note(const std::string& receipt, const std::string& document) {
+    std::string note = TlogProof::parse(receipt, document).checkpoint_note;
+    if (note.size() > kMaxCheckpointNoteBytes) {
+      throw malformed_error(document + ": a checkpoint of " + std::to_string(note.size()) +
+                            " bytes; at most " + std::to_string(kMaxCheckpointNoteBytes) +
+                            " are allowed");
+    }
+    return note;
   }
 
   void check_included(const ReceiptResult& result, const std::string& document) const {
@@ -167,12 +186,8 @@ class Auditor {
   }
 
   void describe_sample() {
-    const std::uint64_t layers = options_.plan.layers.kind == LayerChoice::Kind::kAll
-                                     ? shape_.layers
-                                 : options_.plan.layers.kind == LayerChoice::Kind::kListed
-                                     ? options_.plan.layers.listed.size()
-                                     : std::min(options_.plan.layers.random, shape_.layers);
-    live().population = layers * shape_.positions;
+    live().chosen_layers = draw_layers(options_.plan, shape_, live().seed.value());
+    live().population = live().chosen_layers.size() * shape_.positions;
     live().all_layers = shape_.layers;
     for (const LayerCells& cells : sample_.layers) live().layers.push_back(cells.layer);
   }
@@ -188,7 +203,7 @@ class Auditor {
                                  take_part(index, part, std::move(data), document);
                                });
       try {
-        channel_.open(challenge_bytes_, receiver);
+        channel_.open(open_request_, receiver);
         receiver.finish();
       } catch (...) {
         own_failure_ = receiver.failure() != nullptr;
@@ -198,13 +213,16 @@ class Auditor {
     try {
       with_retries(ask);
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kInfrastructure || !transport_failed_) throw;
-      // One that vanishes whenever its bad cells are drawn would pass all the audits that end.
-      throw infrastructure_error(
+      const bool vanished = error.kind() == ErrorKind::kInfrastructure && transport_failed_;
+      const bool refused = error.kind() == ErrorKind::kCannotJudge && !own_failure_;
+      if (!vanished && !refused) throw;
+      // One that does so whenever its bad cells are drawn would pass all the audits that end.
+      throw Error(
+          error.kind(),
           std::string(error.what()) + "; it knew what it had to open (challenge " +
-          challenge_digest_.hex() +
-          "), and a new audit draws anew: a prover that often leaves challenges unanswered is not "
-          "to be trusted");
+              challenge_digest_.hex() + ", commitment " + challenge_.commitment.digest().hex() +
+              " in the log), and a new audit draws anew: a prover that often leaves challenges "
+              "unanswered is not to be trusted");
     }
   }
 
@@ -241,12 +259,7 @@ class Auditor {
       throw malformed_error(document + " is signed by " + header_.prover.key.name +
                             ", but the one to answer for the record is " + signer.name);
     }
-    // The tree of the token ids has one leaf, and the claim has the ids.
-    const Digest leaf = tokens_leaf(sequence_ids(claim_));
-    if (header_.tree_roots.back() != merkle_root(std::vector{merkle_leaf(leaf.view())})) {
-      throw malformed_error(document +
-                            ": the committed token ids are not those of the record's claim");
-    }
+    check_tokens_root(header_.tree_roots.back(), claim_, document);
     header_bytes_ = std::move(data);
     // Only now is anything sized by the sample.
     runner_.emplace(config_, backend_, static_cast<std::int64_t>(shape_.positions));
@@ -413,6 +426,12 @@ class Auditor {
         report_.findings.push_back("nothing was checked");
       }
     }
+    if (options_.plan.ends == 0 && coverage.seed) {
+      report_.notes.push_back(
+          "no token, embedding or head was looked at (--ends 0): only that layers compute what "
+          "they "
+          "should from rows that may be anything");
+    }
     if (options_.log_key_from_prover) {
       report_.notes.push_back(
           "the log's key is only what the prover says it is: give the one that you trust with "
@@ -445,6 +464,7 @@ class Auditor {
       proof.layer = first->layer;
       proof.position = first->position;
       proof.prefix = first->prefix;
+      proof.commitment_receipt = commitment_receipt_;
       proof.challenge = challenge_bytes_;
       proof.header = header_bytes_;
       proof.opening = first->opening;
@@ -481,7 +501,8 @@ class Auditor {
   Challenge challenge_;
   Bytes challenge_bytes_;
   Digest challenge_digest_;
-  std::string record_receipt_;
+  Bytes open_request_;
+  std::string record_receipt_, commitment_receipt_;
   AuditSample sample_;
   OpeningHeader header_;
   Bytes header_bytes_;

@@ -90,7 +90,6 @@ void OpeningReceiver::data(ByteView bytes) {
            " announced");
     }
     buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-    received_ += bytes.size();
     if (buffer_.size() == announced_) complete();
   });
 }

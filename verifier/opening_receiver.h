@@ -40,7 +40,6 @@ class OpeningReceiver final : public OpeningSink {
 
   // What part() or data() threw, as opposed to an error of the channel.
   std::exception_ptr failure() const { return failure_; }
-  std::uint64_t received_bytes() const { return received_; }
 
  private:
   template <class Work>
@@ -54,7 +53,6 @@ class OpeningReceiver final : public OpeningSink {
   bool receiving_ = false;
   std::uint64_t announced_ = 0;
   Bytes buffer_;
-  std::uint64_t received_ = 0;
   std::exception_ptr failure_;
 };
 

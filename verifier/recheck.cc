@@ -4,8 +4,6 @@
 #include <cstdio>
 
 #include "attest/base/error.h"
-#include "attest/base/leaf_hash.h"
-#include "attest/base/merkle.h"
 #include "attest/log.h"
 #include "kernels/cell.h"
 #include "verifier/audit.h"
@@ -78,12 +76,16 @@ class Rechecker {
       check_log();
     } else if (opened_.challenge) {
       report_.notes.push_back(
-          "the log was not looked at: give its verifier key with --log-key to see that record and "
-          "challenge are under a checkpoint of it");
+          "the log was not looked at: give its verifier key with --log-key to see that it signed "
+          "the checkpoint that the seed is from, and holds the record");
     }
-    if (!opened_.header) return;
+    if (record.signature && !options_.operator_key) {
+      report_.notes.push_back("nobody vouched that the key shown is " + record.signature->key.name +
+                              "'s own: give the one that you know with --operator-key");
+    }
+    // Cannot judge where neither an operator signed the record nor a log is named that holds it.
     const PublicKey signer = prover_key(record, options_.log_key);
-    if (opened_.header->prover.key != signer) {
+    if (opened_.header && opened_.header->prover.key != signer) {
       malformed("the opening is signed by " + opened_.header->prover.key.name +
                 ", but the one to answer for the record is " + signer.name);
     }
@@ -105,7 +107,9 @@ class Rechecker {
     } else if (opened_.challenge) {
       malformed("a challenge without the receipt of its record");
     } else {
-      report_.notes.push_back("the proof has no receipt, so that the log was not looked at");
+      throw cannot_judge_error(
+          "the proof has no receipt, so that it is not known whether the log " + key.name +
+          " holds the record");
     }
     if (!opened_.challenge) return;
     // Throws cannot_judge when another log signed it.
@@ -152,10 +156,7 @@ class Rechecker {
       return;
     }
     check_drawn();
-    const Digest leaf = tokens_leaf(sequence_ids(claim()));
-    if (opened_.header->tree_roots.back() != merkle_root(std::vector{merkle_leaf(leaf.view())})) {
-      malformed("the committed token ids are not those of the record's claim");
-    }
+    check_tokens_root(opened_.header->tree_roots.back(), claim(), document_);
     const bool cell = proof_.kind == MismatchProof::Kind::kCell;
     const bool head = proof_.kind == MismatchProof::Kind::kHead;
     const std::vector<std::string> differences =

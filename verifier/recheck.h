@@ -17,7 +17,7 @@ namespace bitwitness {
 
 struct RecheckOptions {
   // Of the log that the proof's checkpoint and receipt must be by. Needed for records that no
-  // operator signed: it is then the log's key that an opening must bear.
+  // operator signed: then the log's key answers for them, and an opening must bear it.
   std::optional<PublicKey> log_key;
   std::optional<PublicKey> operator_key;  // the record must be signed by it
   ProgressFn on_hash;                     // proofs of whole records: hashing the weights

@@ -82,7 +82,7 @@ std::string bound_text(std::uint64_t bad, std::uint64_t checked, std::uint64_t a
                        const std::string& what) {
   const std::string of_all = std::to_string(all) + " " + what;
   if (checked == 0) return "none of the " + of_all + " was checked";
-  if (bad == 0) return "none of the " + of_all + " is bad";
+  if (bad == 0 && checked == all) return "none of the " + of_all + " is bad";
   return "at most " + std::to_string(bad) + " of " + of_all + " (" + percent_text(bad, all) + ")";
 }
 
@@ -95,25 +95,35 @@ std::string live_text(const AuditReport& report) {
   out += ", " + std::to_string(plan.ends) + " ends\n";
   if (!live.seed) return out;
   out += "seed         " + live.seed->hex() + "\n";
-  out += "checked      layers " + layers_text(live.layers) + "; embeddings " +
-         std::to_string(live.embeddings_checked) + ", heads " + std::to_string(live.heads_checked) +
-         "; " + std::to_string(live.opened_bytes) + " bytes opened\n";
+  out += "checked      layers " + layers_text(live.layers);
+  if (live.layers != live.chosen_layers) {
+    out += " (of the chosen " + layers_text(live.chosen_layers) + ")";
+  }
+  out += "; embeddings " + std::to_string(live.embeddings_checked) + ", heads " +
+         std::to_string(live.heads_checked) + "; " + std::to_string(live.opened_bytes) +
+         " bytes opened\n";
   if (live.bad_cells_at_most) {
     const bool some_layers = live.population != report.cells;
     out += "bound        " +
            bound_text(*live.bad_cells_at_most, report.cells_checked, live.population,
-                      some_layers ? "cells of these layers" : "cells") +
+                      some_layers ? "cells of the chosen layers" : "cells") +
            "\n             " +
            bound_text(*live.bad_embeddings_at_most, live.embeddings_checked,
                       report.ends - report.tokens, "embeddings") +
            "; " + bound_text(*live.bad_heads_at_most, live.heads_checked, report.tokens, "heads") +
            "\n";
-    if (live.bad_layers_at_most.value_or(0) != 0) {
+    const bool layers_open = live.bad_layers_at_most && live.layers.size() != live.all_layers;
+    if (layers_open) {
       out += "             " +
              bound_text(*live.bad_layers_at_most, live.layers.size(), live.all_layers, "layers") +
              " have a bad cell\n";
     }
-    if (*live.bad_cells_at_most + *live.bad_embeddings_at_most + *live.bad_heads_at_most != 0) {
+    const auto sampled = [](std::uint64_t checked, std::uint64_t all) {
+      return checked != 0 && checked != all;
+    };
+    if (layers_open || sampled(report.cells_checked, live.population) ||
+        sampled(live.embeddings_checked, report.ends - report.tokens) ||
+        sampled(live.heads_checked, report.tokens)) {
       out +=
           "             (each at 99 % confidence: with more, such a draw finds one in 99 of 100 "
           "audits)\n";
@@ -141,6 +151,7 @@ nlohmann::ordered_json live_json(const AuditReport& report) {
                           {"root", live.checkpoint->root.hex()}};
   }
   json["log_key_from_prover"] = live.log_key_from_prover;
+  json["layers_chosen"] = live.chosen_layers;
   json["layers_checked"] = live.layers;
   json["cells_drawn_from"] = live.population;
   json["embeddings_checked"] = live.embeddings_checked;

@@ -123,17 +123,6 @@ Bytes read_to_end(int fd, const std::string& path, std::uint64_t expected,
   return bytes;
 }
 
-// A key is never replaced by output: whoever names one there meant something else.
-void refuse_key(const std::string& path) {
-  constexpr std::string_view kPem = "-----BEGIN";
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  char head[kPem.size()];
-  if (fd.get() >= 0 && ::read(fd.get(), head, sizeof head) == static_cast<ssize_t>(sizeof head) &&
-      std::string_view(head, sizeof head) == kPem) {
-    throw usage_error(path + ": is a key and would be replaced; name another file");
-  }
-}
-
 // The absolute path with links resolved as far as it exists.
 std::filesystem::path resolved(const std::string& path) {
   std::error_code ignored;
@@ -144,6 +133,27 @@ std::filesystem::path resolved(const std::string& path) {
 
 bool is_inside(const std::filesystem::path& path, const std::filesystem::path& dir) {
   return std::mismatch(dir.begin(), dir.end(), path.begin(), path.end()).first == dir.end();
+}
+
+// "name+xxxxxxxx+base64": a verifier key as C2SP signed notes write it.
+bool is_verifier_key(std::string_view text) {
+  const std::size_t first = text.find('+');
+  if (first == 0 || first == std::string_view::npos) return false;
+  const std::string_view id = text.substr(first + 1, 9);
+  return id.size() == 9 && id[8] == '+' &&
+         id.substr(0, 8).find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+// A key is never replaced by output: whoever names one there meant something else.
+void refuse_key(const std::string& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  char head[300];  // a key's name has at most 255 bytes
+  const ssize_t count = fd.get() < 0 ? -1 : ::read(fd.get(), head, sizeof head);
+  if (count <= 0) return;
+  const std::string_view text(head, static_cast<std::size_t>(count));
+  if (text.starts_with("-----BEGIN") || is_verifier_key(text)) {
+    throw usage_error(path + ": is a key and would be replaced; name another file");
+  }
 }
 
 }  // namespace
@@ -214,9 +224,35 @@ void write_file_atomic(const std::string& path, ByteView bytes, unsigned mode, I
   sync_directory(parent_of(path));
 }
 
+void check_output_place(const std::string& path) {
+  constexpr int kLogDepth = 5;    // LOG/tile/entries/x000/000
+  constexpr int kModelDepth = 2;  // MODEL/DIR/file
+  std::filesystem::path dir = resolved(path).parent_path();
+  for (int depth = 1; depth <= kLogDepth && dir.has_relative_path(); ++depth) {
+    const auto has = [&](const char* name) { return path_exists((dir / name).string()); };
+    const char* what = nullptr;
+    if (has("checkpoint") && has("log.vkey")) what = "log";
+    if (depth <= kModelDepth && has("config.json") &&
+        (has("model.safetensors") || has("model.safetensors.index.json"))) {
+      what = "model";
+    }
+    if (what != nullptr) {
+      throw usage_error(path + ": lies inside the " + what + " " + dir.string() +
+                        "; name another place");
+    }
+    dir = dir.parent_path();
+  }
+}
+
 void check_output_path(const std::string& path) {
   refuse_odd_target(path);
   refuse_key(path);
+  check_output_place(path);
+  check_writable_path(path);
+}
+
+void check_writable_path(const std::string& path) {
+  refuse_odd_target(path);
   const std::string parent = parent_of(path);
   struct stat info {};
   if (::stat(parent.c_str(), &info) != 0) fail_write(path, "write the file", errno);

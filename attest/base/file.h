@@ -42,8 +42,13 @@ inline void write_file_atomic(const std::string& path, std::string_view text, un
 }
 
 // Throws what write_file_atomic(path) would throw for reasons visible beforehand (no such
-// directory, not writable, a directory in the way), so that a long run need not end in vain; and a
-// usage Error if the file is there and holds a key.
+// directory, not writable, a directory in the way), so that a long run need not end in vain.
+void check_writable_path(const std::string& path);
+// A usage Error if the path lies inside a log, which is published as it stands, or inside a model's
+// directory. Nothing need exist there.
+void check_output_place(const std::string& path);
+// Both for an output that a user named; and a usage Error if the file is there and holds a
+// private or verifier key.
 void check_output_path(const std::string& path);
 
 // A path and what it is to the user, e.g. {"--out", "run.bwrec"}.

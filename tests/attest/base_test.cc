@@ -21,6 +21,7 @@ namespace bitwitness {
 namespace {
 
 using testing::error_kind;
+using testing::fixed_key;
 using testing::prime_cycle;
 using testing::read_text;
 using testing::snapshot;
@@ -214,6 +215,33 @@ TEST(File, WriteRefusesOddTargets) {
 }
 
 // In a child process, because the limit cannot be lifted again.
+TEST(File, OutputReplacesNoKeyAndGoesIntoNoLogOrModel) {
+  const TemporaryDirectory dir;
+  const auto refused = [&](const std::string& name) {
+    return error_kind([&] { check_output_path(dir.path(name)); });
+  };
+  fixed_key("auditor.example", 3).save(dir.path("key.pem"));
+  EXPECT_EQ(refused("key.pem"), ErrorKind::kUsage);
+  EXPECT_EQ(refused("key.pem.vkey"), ErrorKind::kUsage);
+  write_text(dir.path("text"), "one + two + three\n");
+  EXPECT_NO_THROW(check_output_path(dir.path("text")));
+
+  std::filesystem::create_directories(dir.path("log/tile/entries/x000"));
+  write_text(dir.path("log/checkpoint"), "x");
+  write_text(dir.path("log/log.vkey"), "x");
+  std::filesystem::create_directories(dir.path("model/sub"));
+  write_text(dir.path("model/config.json"), "{}");
+  write_text(dir.path("model/model.safetensors.index.json"), "{}");
+  for (const char* name : {"log/new", "log/checkpoint", "log/tile/new", "log/tile/entries/x000/000",
+                           "model/new", "model/config.json", "model/sub/new"}) {
+    EXPECT_EQ(refused(name), ErrorKind::kUsage) << name;
+    EXPECT_EQ(error_kind([&] { check_output_place(dir.path(name)); }), ErrorKind::kUsage) << name;
+  }
+  std::filesystem::create_directory_symlink(dir.path("log"), dir.path("link"));
+  EXPECT_EQ(refused("link/new"), ErrorKind::kUsage);
+  EXPECT_NO_THROW(check_writable_path(dir.path("log/checkpoint")));
+}
+
 TEST(File, FullDiskLeavesTheOldFile) {
   const TemporaryDirectory dir;
   const std::string path = dir.path("f");

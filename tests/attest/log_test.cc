@@ -415,6 +415,43 @@ TEST_F(LogTest, ReceiptOutcomes) {
             ErrorKind::kMalformed);
 }
 
+// What a log that has grown says of an entry under the head that ended with it: the same bytes that
+// it said then, so a challenge drawn from that head stays the same.
+TEST_F(LogTest, ReceiptsUnderAnOlderHeadAreThoseOfThen) {
+  std::vector<std::string> then;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    append(i, i + 1);
+    if (i % 37 == 0 || i == 255 || i == 256) {
+      then.push_back(LogReader(log_, key_.public_key()).receipt(i));
+    }
+  }
+  const LogReader log(log_, key_.public_key());
+  std::size_t next = 0;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    if (i % 37 != 0 && i != 255 && i != 256) continue;
+    EXPECT_EQ(log.receipt_at(i, i + 1, key_), then[next++]) << i;
+  }
+  EXPECT_EQ(log.receipt_at(3, 300, key_), log.receipt(3));
+  const ReceiptResult judged =
+      verify_receipt(log.receipt_at(3, 260, key_), key_.public_key(), sha256("3"));
+  EXPECT_EQ(judged.verdict, ReceiptVerdict::kIncluded);
+  EXPECT_EQ(judged.checkpoint.size, 260U);
+  EXPECT_THROW(log.receipt_at(5, 5, key_), std::out_of_range);
+  EXPECT_THROW(log.receipt_at(5, 301, key_), std::out_of_range);
+  EXPECT_EQ(error_kind([&] { log.receipt_at(5, 6, fixed_key("log.example.org/test", 4)); }),
+            ErrorKind::kUsage);
+}
+
+TEST_F(LogTest, NoOlderHeadIsSignedOnADamagedLog) {
+  append(0, 10);
+  const std::string tile = log_ + "/tile/0/000.p/10";
+  std::string bytes = testing::read_text(tile);
+  bytes[40] = static_cast<char>(bytes[40] ^ 1);  // entry 1
+  testing::write_text(tile, bytes);
+  EXPECT_EQ(error_kind([&] { LogReader(log_, key_.public_key()).receipt_at(1, 2, key_); }),
+            ErrorKind::kMalformed);
+}
+
 TEST_F(LogTest, HostileReceiptsNeverPass) {
   const std::string receipt = append(0, 20)[5].receipt;
   const Digest record = sha256("5");

@@ -1,7 +1,9 @@
 // Mismatch proofs: what is in one comes out again, and nothing in it can be exchanged.
 #include "attest/mismatch_proof.h"
 
+#include "attest/base/merkle.h"
 #include "attest/base/sha256.h"
+#include "attest/log.h"
 #include "tests/attest/test_support.h"
 
 namespace bitwitness {
@@ -19,6 +21,15 @@ struct Case {
   Challenge challenge;
   OpeningHeader header;
   TraceProofs proofs{run.trace};
+  std::string commitment_receipt;
+
+  std::string receipt_of(std::uint64_t index, const std::vector<Digest>& leaves) const {
+    TlogProof proof;
+    proof.index = index;
+    proof.hashes = inclusion_proof(leaves, index);
+    proof.checkpoint_note = challenge.checkpoint_note;
+    return proof.text();
+  }
 
   Case() {
     run.record.sign(operator_key);
@@ -26,8 +37,12 @@ struct Case {
     challenge.commitment.secret_hash = secret_hash(challenge.secret);
     challenge.commitment.plan.cells = 1;
     challenge.commitment.sign(verifier);
+    const std::vector<Digest> leaves{
+        merkle_leaf(log_entry_for_record(run.record.digest())),
+        merkle_leaf(log_entry_for_audit(challenge.commitment.digest()))};
     challenge.checkpoint_note =
-        sign_checkpoint({"log.example", 7, sha256("root"), {}}, fixed_key("log.example", 4));
+        sign_checkpoint({"log.example", 2, merkle_root(leaves), {}}, fixed_key("log.example", 4));
+    commitment_receipt = receipt_of(1, leaves);
     challenge.sign(verifier);
     header.challenge = challenge.digest();
     header.tree_roots.assign(run.trace.tree_roots().begin(), run.trace.tree_roots().end());
@@ -61,6 +76,7 @@ struct Case {
     out.position = 2;
     out.prefix = 3;
     out.record = run.record.serialize();
+    out.commitment_receipt = commitment_receipt;
     out.challenge = challenge.serialize();
     out.header = header.serialize();
     out.opening = opening({1, {2}});
@@ -154,6 +170,32 @@ TEST(MismatchProof, ASigningVerifierCannotFrame) {
     other.commitment.sign(fixed_key("auditor", 5));
     other.sign(fixed_key("auditor", 5));
     p.challenge = other.serialize();
+  });
+  is_malformed("no receipt of the commitment",
+               [](MismatchProof& p) { p.commitment_receipt.clear(); });
+  is_malformed("the receipt of another entry", [&](MismatchProof& p) {
+    const std::vector<Digest> leaves{
+        merkle_leaf(log_entry_for_record(c.run.record.digest())),
+        merkle_leaf(log_entry_for_audit(c.challenge.commitment.digest()))};
+    p.commitment_receipt = c.receipt_of(0, leaves);
+  });
+  // The log has grown since: the seed would be another one, of the verifier's choice.
+  is_malformed("a later checkpoint", [&](MismatchProof& p) {
+    const std::vector<Digest> leaves{
+        merkle_leaf(log_entry_for_record(c.run.record.digest())),
+        merkle_leaf(log_entry_for_audit(c.challenge.commitment.digest())),
+        merkle_leaf(log_entry_for_record(sha256("later")))};
+    Case later;
+    later.challenge.checkpoint_note =
+        sign_checkpoint({"log.example", 3, merkle_root(leaves), {}}, fixed_key("log.example", 4));
+    later.challenge.sign(c.verifier);
+    OpeningHeader header = c.header;
+    header.challenge = later.challenge.digest();
+    header.sign(c.operator_key);
+    p.challenge = later.challenge.serialize();
+    p.header = header.serialize();
+    p.commitment_receipt = later.receipt_of(1, leaves);
+    p.operators.clear();
   });
   is_malformed("operators of another cell", [&](MismatchProof& p) {
     CellOperators operators = c.operators();

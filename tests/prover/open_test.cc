@@ -132,7 +132,7 @@ TEST(Open, EqualBytesInPassesInPiecesAndOnEveryBackend) {
   const std::uint64_t ends = EndsOpening::bytes(shape, some_cells().embeddings, some_cells().heads);
   const std::uint64_t first = LayerOpening::bytes(shape, some_cells().layers[0]);
   ASSERT_GE(first, LayerOpening::bytes(shape, some_cells().layers[1]));
-  const std::uint64_t least = std::max(ends, first);
+  const std::uint64_t least = std::max(ends, first) + 32 * Trace::leaf_count(shape);
   EXPECT_EQ(plan_passes(shape, some_cells(), kRoomy).size(), 1u);
   EXPECT_GT(plan_passes(shape, some_cells(), least).size(), 1u);
   EXPECT_EQ(open_all(some_cells(), least, backend()).parts, whole.parts);
@@ -154,7 +154,8 @@ TEST(Open, PassesHoldWhatFitsAndRefuseWhatDoesNot) {
   sample.layers = {{0, {5}}, {1, {5}}, {2, {40}}, {3, {2}}};
   sample.embeddings = {1};
   const std::uint64_t large = LayerOpening::bytes(shape, sample.layers[2]);
-  const std::vector<OpeningPass> passes = plan_passes(shape, sample, large);
+  const std::uint64_t trace = 32 * Trace::leaf_count(shape);
+  const std::vector<OpeningPass> passes = plan_passes(shape, sample, large + trace);
   ASSERT_EQ(passes.size(), 3u);
   EXPECT_TRUE(passes[0].ends);
   EXPECT_EQ(passes[0].layer_count, 2u);
@@ -162,6 +163,7 @@ TEST(Open, PassesHoldWhatFitsAndRefuseWhatDoesNot) {
   EXPECT_EQ(passes[1].first_layer, 2u);
   EXPECT_EQ(passes[1].layer_count, 1u);
   EXPECT_EQ(passes[1].bytes, large);
+  EXPECT_EQ(passes[1].memory, large + trace);
   EXPECT_EQ(passes[2].first_layer, 3u);
   EXPECT_EQ(passes[2].layer_count, 1u);
 
@@ -175,7 +177,7 @@ TEST(Open, PassesHoldWhatFitsAndRefuseWhatDoesNot) {
       EXPECT_THAT(error.what(), testing::HasSubstr("ask for fewer"));
     }
   };
-  refused(sample, large - 1, "layer 2 (1 cells, keys and values of 41 positions)");
+  refused(sample, large + trace - 1, "layer 2 (1 cells, keys and values of 41 positions)");
   sample.heads = {40};
   refused(sample, 100, "the ends");
 }

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -27,6 +28,9 @@
 #include "attest/record.h"
 #include "prover/allow_list.h"
 #include "prover/audit_ledger.h"
+#include "prover/audits.h"
+#include "prover/calls.h"
+#include "prover/prover_log.h"
 #include "prover/serve.h"
 #include "tests/certificates.h"
 #include "tests/prover/serving.h"
@@ -178,12 +182,23 @@ class Auditor {
     return out;
   }
 
+  Bytes open_request(const Bytes& challenge_bytes) const {
+    OpenRequest request;
+    request.challenge = challenge_bytes;
+    request.sign(key_);
+    return request.serialize();
+  }
+
   Answer open(const Bytes& challenge_bytes, milliseconds within = kDeadline) {
+    return send_open(open_request(challenge_bytes), within);
+  }
+
+  Answer send_open(const Bytes& request_bytes, milliseconds within = kDeadline) {
     connect();
     grpc::ClientContext context;
     deadline(context, within);
     wire::OpenRequest request;
-    request.set_challenge(challenge_bytes.data(), challenge_bytes.size());
+    request.set_request(request_bytes.data(), request_bytes.size());
     const auto reader = stub_->Open(&context, request);
     Answer out;
     out.parts = read_parts(*reader);
@@ -350,21 +365,65 @@ TEST_F(ServeAudit, CommitChallengeOpen) {
   }
 }
 
-TEST_F(ServeAudit, CommittingAgainGivesTheSameEntry) {
+// The head that ends with the commitment, whatever the log has become since: there is one seed.
+TEST_F(ServeAudit, CommittingAgainGivesTheSameReceipts) {
+  options.records_dir = dir / "records";
+  AuditCommitment commitment;
+  wire::CommitResponse first, again;
+  {
+    const Running running(options);
+    Auditor auditor(running.address());
+    auditor.generate(2);
+    const Record record = auditor.generate();
+    commitment = auditor.commitment(record.digest(), some_cells());
+    ASSERT_TRUE(auditor.commit(commitment.serialize(), &first).ok());
+    const TlogProof proof = TlogProof::parse(first.commitment_receipt(), "receipt");
+    EXPECT_EQ(proof.index, 2u);
+    EXPECT_EQ(parse_checkpoint(proof.checkpoint_note, "note").size, 3u);
+    EXPECT_EQ(proof.checkpoint_note,
+              TlogProof::parse(first.record_receipt(), "receipt").checkpoint_note);
+    EXPECT_EQ(proof.checkpoint_note, LogReader(dir / "log").checkpoint_note());
+    auditor.generate(3);
+    ASSERT_TRUE(auditor.commit(commitment.serialize(), &again).ok());
+    EXPECT_EQ(again.commitment_receipt(), first.commitment_receipt());
+    EXPECT_EQ(again.record_receipt(), first.record_receipt());
+  }
+  options.quota_audits = 1;
   const Running running(options);
   Auditor auditor(running.address());
-  const Record record = auditor.generate();
+  const Record other = auditor.generate(4);
+  EXPECT_TRUE(auditor.commit(auditor.commitment(other.digest(), some_cells(), 2).serialize()).ok());
+  // The quota is used up, and a later server finds the commitment in the log.
+  ASSERT_TRUE(auditor.commit(commitment.serialize(), &again).ok());
+  EXPECT_EQ(again.commitment_receipt(), first.commitment_receipt());
+  EXPECT_EQ(again.record_receipt(), first.record_receipt());
+  EXPECT_EQ(LogReader(dir / "log").size(), 6u);
+}
+
+TEST_F(ServeAudit, ARecordLoggedAfterItsCommitment) {
+  options.records_dir = dir / "records";
+  const Running running(options);
+  Auditor auditor(running.address());
+  Record record = auditor.generate(1);
+  record.provenance[provenance_key::kNonce] = new_provenance()[provenance_key::kNonce];
+  const std::string path = dir / ("records/" + record.digest().hex() + ".bwrec");
+  write_record(path, record);
   const AuditCommitment commitment = auditor.commitment(record.digest(), some_cells());
-  wire::CommitResponse first, second;
-  ASSERT_TRUE(auditor.commit(commitment.serialize(), &first).ok());
-  const Record other = auditor.generate(3);
-  ASSERT_TRUE(auditor.commit(commitment.serialize(), &second).ok());
-  const TlogProof a = TlogProof::parse(first.commitment_receipt(), "receipt");
-  const TlogProof b = TlogProof::parse(second.commitment_receipt(), "receipt");
-  EXPECT_EQ(a.index, b.index);
-  EXPECT_EQ(a.extra, b.extra);
-  EXPECT_NE(a.checkpoint_note, b.checkpoint_note);  // the newest, each time
-  EXPECT_EQ(LogReader(dir / "log").size(), 3u);
+  LogWriter writer(dir / "log", log_key);
+  writer.append({log_entry_for_audit(commitment.digest())});
+  write_file_atomic(path + ".tlog-proof",
+                    writer.append({log_entry_for_record(record.digest())})[0].receipt);
+  expect_refused(auditor.commit(commitment.serialize()), StatusCode::FAILED_PRECONDITION,
+                 "entry 2, after the commitment, which is entry 1");
+  Challenge challenge;
+  challenge.commitment = commitment;
+  challenge.secret = Auditor::secret_of(1);
+  challenge.checkpoint_note =
+      TlogProof::parse(LogReader(dir / "log").receipt_at(1, 2, log_key), "receipt").checkpoint_note;
+  challenge.sign(auditor.key());
+  expect_refused(auditor.open(challenge.serialize()).status, StatusCode::FAILED_PRECONDITION,
+                 "after the commitment");
+  EXPECT_THAT(errors(), testing::IsEmpty());
 }
 
 TEST_F(ServeAudit, OperatorsOfADrawnCell) {
@@ -418,6 +477,12 @@ TEST_F(ServeAudit, OnlyVerifiersOnTheList) {
     stolen.sign(other.key());
     expect_refused(auditor.open(stolen.serialize()).status, StatusCode::INVALID_ARGUMENT,
                    "another key than its commitment");
+    // Nor the challenge, which is in every mismatch proof.
+    const Challenge published = auditor.challenge(good);
+    expect_refused(other.open(published.serialize()).status, StatusCode::INVALID_ARGUMENT,
+                   "another key than its challenge");
+    expect_refused(auditor.send_open(published.serialize()).status, StatusCode::INVALID_ARGUMENT,
+                   "open request");
     EXPECT_EQ(LogReader(dir / "log").size(), 2u) << "a refused commitment was logged";
   }
   options.allow.clear();
@@ -468,9 +533,12 @@ TEST_F(ServeAudit, QuotaOfBytes) {
       auditor.challenge(auditor.commitment(record.digest(), whole_layers("all"), 2), 2);
   EXPECT_TRUE(auditor.open(challenge.serialize()).status.ok());
   EXPECT_TRUE(auditor.open(challenge.serialize()).status.ok());  // retries count, too
-  const Answer third = auditor.open(challenge.serialize());
-  expect_refused(third.status, StatusCode::RESOURCE_EXHAUSTED, "bytes of an hour");
-  EXPECT_TRUE(third.parts.empty());
+  // What is refused is no answer: the 32 of this commitment are not spent on it.
+  for (int i = 0; i < 40; ++i) {
+    const Answer third = auditor.open(challenge.serialize());
+    expect_refused(third.status, StatusCode::RESOURCE_EXHAUSTED, "bytes of an hour");
+    EXPECT_TRUE(third.parts.empty());
+  }
 
   options.quota_bytes = bytes / 2;
   const Running small(options);
@@ -509,10 +577,23 @@ TEST_F(ServeAudit, OneSeedOneUse) {
     commitment = auditor.commitment(record.digest(), whole_layers("0"));
     challenge = auditor.challenge(commitment);
     auditor.generate(2);  // the log grows, so that there is another checkpoint
-    later = auditor.challenge(commitment);
-    ASSERT_NE(later.checkpoint_note, challenge.checkpoint_note);
+    Challenge steered = challenge;
+    steered.checkpoint_note = LogReader(dir / "log", log_key.public_key()).checkpoint_note();
+    steered.sign(auditor.key());
+    ASSERT_NE(steered.checkpoint_note, challenge.checkpoint_note);
+    expect_refused(auditor.open(steered.serialize()).status, StatusCode::INVALID_ARGUMENT,
+                   "another checkpoint than the challenge");
+    expect_refused(
+        auditor.operators(operators_request(steered, 0, 0, auditor.key()).serialize()).status,
+        StatusCode::INVALID_ARGUMENT, "another checkpoint than the challenge");
     answer = auditor.open(challenge.serialize());
     expect_good(record, challenge, answer, log_key.public_key());
+    // The same head with one more signature on it: the same seed, but other bytes.
+    later = challenge;
+    const std::string cosigned =
+        sign_checkpoint(challenge.checkpoint("challenge"), SigningKey::generate("other.example"));
+    later.checkpoint_note += cosigned.substr(cosigned.find("\n\n") + 2);
+    later.sign(auditor.key());
     expect_refused(auditor.open(later.serialize()).status, StatusCode::FAILED_PRECONDITION,
                    "one seed, one use");
     expect_refused(
@@ -556,7 +637,7 @@ TEST_F(ServeAudit, CheckpointsThatDoNotCount) {
     challenge.checkpoint_note = note;
     challenge.sign(auditor.key());
     expect_refused(auditor.open(challenge.serialize()).status, StatusCode::INVALID_ARGUMENT,
-                   "does not cover");
+                   "another checkpoint than the challenge");
   }
   const SigningKey forger = SigningKey::generate("log.example");
   challenge.checkpoint_note = sign_checkpoint(good.checkpoint("challenge"), forger);
@@ -672,7 +753,7 @@ TEST_F(ServeAudit, IllFormedBytesAreTheClientsFault) {
   const Record record = auditor.generate(1);
   const Bytes commitment = auditor.commitment(record.digest(), some_cells()).serialize();
   const Challenge challenge = auditor.challenge(auditor.commitment(record.digest(), some_cells()));
-  const Bytes opening = challenge.serialize();
+  const Bytes opening = auditor.open_request(challenge.serialize());
   const Bytes request = operators_request(challenge, 0, 0, auditor.key()).serialize();
   const auto each_flaw = [](const Bytes& good,
                             const std::function<grpc::Status(const Bytes&)>& send) {
@@ -685,7 +766,8 @@ TEST_F(ServeAudit, IllFormedBytesAreTheClientsFault) {
     }
   };
   each_flaw(commitment, [&](const Bytes& bytes) { return auditor.commit(bytes); });
-  each_flaw(opening, [&](const Bytes& bytes) { return auditor.open(bytes).status; });
+  each_flaw(opening, [&](const Bytes& bytes) { return auditor.send_open(bytes).status; });
+  each_flaw(challenge.serialize(), [&](const Bytes& bytes) { return auditor.open(bytes).status; });
   each_flaw(request, [&](const Bytes& bytes) { return auditor.operators(bytes).status; });
   EXPECT_EQ(auditor.commit(Bytes(2 << 20)).error_code(), StatusCode::INVALID_ARGUMENT);
   // Beyond the limit on messages the transport refuses.
@@ -695,7 +777,7 @@ TEST_F(ServeAudit, IllFormedBytesAreTheClientsFault) {
       auditor.commit(auditor.commitment(record.digest(), whole_layers("0,4")).serialize()),
       StatusCode::INVALID_ARGUMENT, "layer 4 is not there");
   EXPECT_THAT(errors(), testing::IsEmpty());
-  EXPECT_TRUE(auditor.open(opening).status.ok());
+  EXPECT_TRUE(auditor.send_open(opening).status.ok());
 }
 
 TEST_F(ServeAudit, PassesWhenMemoryIsShort) {
@@ -708,6 +790,8 @@ TEST_F(ServeAudit, PassesWhenMemoryIsShort) {
   std::uint64_t largest = 0;
   for (const Part& part : whole.parts) largest = std::max<std::uint64_t>(largest, part.data.size());
 
+  // The digests of the trace are held beside the rows.
+  largest += 32 * Trace::leaf_count(record.claim.trace_shape);
   options.max_opening_bytes = largest;
   {
     const Running tight(options);
@@ -905,7 +989,8 @@ TEST_F(ServeAudit, AVerifierThatStopsReadingIsDropped) {
   const auto stub = wire::Audit::NewStub(channel);
   grpc::ClientContext context;
   wire::OpenRequest request;
-  request.set_challenge(challenge.data(), challenge.size());
+  const Bytes open_request = auditor.open_request(challenge);
+  request.set_request(open_request.data(), open_request.size());
   const auto reader = stub->Open(&context, request);
   wire::OpeningChunk chunk;
   ASSERT_TRUE(reader->Read(&chunk));
@@ -920,7 +1005,89 @@ TEST_F(ServeAudit, AVerifierThatStopsReadingIsDropped) {
   EXPECT_FALSE(reader->Finish().ok());
 }
 
+TEST(OpeningMemory, IsAskedBackFromSlowClientsWhileOthersWait) {
+  using std::chrono::minutes;
+  constexpr std::uint64_t kMiB = 1 << 20;
+  EXPECT_FALSE(takes_too_slowly(seconds(30), 0, seconds(30), true));
+  EXPECT_TRUE(takes_too_slowly(seconds(31), 0, seconds(30), false));
+  EXPECT_FALSE(takes_too_slowly(seconds(69), 10 * kMiB, seconds(30), false));
+  EXPECT_TRUE(takes_too_slowly(seconds(71), 10 * kMiB, seconds(30), false));
+  EXPECT_FALSE(takes_too_slowly(seconds(32), 10 * kMiB, seconds(30), true));
+  EXPECT_TRUE(takes_too_slowly(seconds(33), 10 * kMiB, seconds(30), true));
+  EXPECT_FALSE(takes_too_slowly(minutes(4), 1024 * kMiB, seconds(30), true));
+  EXPECT_TRUE(takes_too_slowly(minutes(5), 1024 * kMiB, seconds(30), true));
+
+  OpeningMemory memory(100);
+  std::atomic<bool> gone{false};
+  auto held = std::make_unique<OpeningMemory::Part>(memory, 60, [] { return false; });
+  EXPECT_FALSE(memory.contended());
+  std::thread other([&] {
+    EXPECT_THROW(OpeningMemory::Part(memory, 60, [&] { return gone.load(); }), Refusal);
+    const OpeningMemory::Part whole(memory, 100, [] { return false; });
+  });
+  while (!memory.contended()) std::this_thread::sleep_for(milliseconds(1));
+  gone = true;
+  held.reset();
+  other.join();
+  EXPECT_FALSE(memory.contended());
+}
+
 // ---- Ledger and allow-list.
+
+TEST(AuditSessions, ForgetsAndCounts) {
+  AuditSessions sessions("", seconds(100));
+  const auto at = [](int s) { return AuditSessions::Time{} + seconds(1000 + s); };
+  Digest a, b, challenge, other;
+  b.bytes[0] = challenge.bytes[0] = 1;
+  other.bytes[0] = 2;
+  EXPECT_TRUE(sessions.tie(a, challenge, {}, at(0)));
+  EXPECT_TRUE(sessions.tie(a, challenge, {}, at(100)));
+  EXPECT_FALSE(sessions.tie(a, other, {}, at(100)));
+  EXPECT_TRUE(sessions.take_answer(a, 2, at(100)));
+  EXPECT_TRUE(sessions.take_answer(a, 2, at(100)));
+  EXPECT_FALSE(sessions.take_answer(a, 2, at(100)));
+  sessions.return_answer(a);
+  EXPECT_EQ(sessions.answers(a), 1u);
+  EXPECT_TRUE(sessions.take_answer(a, 2, at(100)));
+  // Another commitment lets the first one expire, in between two steps of its own perhaps.
+  EXPECT_TRUE(sessions.tie(b, other, {}, at(101)));
+  EXPECT_EQ(sessions.answers(a), 0u);
+  sessions.return_answer(a);
+  EXPECT_TRUE(sessions.take_answer(a, 2, at(101)));
+}
+
+TEST(ProverLog, FindsCommitmentsWhoeverWroteThem) {
+  const TempDir dir;
+  const SigningKey key = SigningKey::generate("log.example");
+  init_log(dir / "log", key);
+  const auto digest_of = [](std::uint16_t n) {
+    Digest digest;
+    digest.bytes[0] = static_cast<std::uint8_t>(n >> 8);
+    digest.bytes[1] = static_cast<std::uint8_t>(n & 0xff);
+    return digest;
+  };
+  std::vector<Bytes> entries;
+  for (std::uint16_t n = 0; n < 300; ++n) {
+    entries.push_back(n % 2 == 0 ? log_entry_for_record(digest_of(n))
+                                 : log_entry_for_audit(digest_of(n)));
+  }
+  LogWriter(dir / "log", key).append(entries);
+  ProverLog log(dir / "log", key);
+  EXPECT_EQ(log.find_audit(digest_of(1)), 1u);
+  EXPECT_EQ(log.find_audit(digest_of(299)), 299u);
+  EXPECT_EQ(log.find_audit(digest_of(298)), std::nullopt);  // a record's
+  EXPECT_EQ(log.find_audit(digest_of(300)), std::nullopt);
+  EXPECT_EQ(log.append_audit(digest_of(300)), 300u);
+  EXPECT_EQ(log.find_audit(digest_of(300)), 300u);
+  LogWriter(dir / "log", key).append({log_entry_for_audit(digest_of(301))});
+  EXPECT_EQ(log.find_audit(digest_of(301)), 301u);
+  const ProverLog::AuditReceipts receipts = log.audit_receipts(299, 298);
+  EXPECT_EQ(receipts.commitment, log.commitment_receipt(299));
+  const ReceiptResult about =
+      verify_entry_receipt(receipts.record, key.public_key(), log_entry_for_record(digest_of(298)));
+  EXPECT_EQ(about.verdict, ReceiptVerdict::kIncluded);
+  EXPECT_EQ(about.checkpoint.size, 300u);
+}
 
 TEST(AuditQuota, SlidesOverAnHour) {
   AuditQuota quota(2, 100);

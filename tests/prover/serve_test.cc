@@ -6,6 +6,8 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -424,7 +426,8 @@ TEST(Serve, RecordsOnDiskOutliveTheServer) {
   write_file_atomic(path, ByteView(bytes).first(bytes.size() - 1));
   expect_error(ErrorKind::kMalformed, id, [&] { fetch_record(running.address(), id); });
   write_file_atomic(path, ByteView());
-  expect_error(ErrorKind::kMalformed, "empty", [&] { fetch_record(running.address(), id); });
+  expect_error(ErrorKind::kInfrastructure, "its operator",
+               [&] { fetch_record(running.address(), id); });  // no record any more
 }
 
 TEST(Serve, LoggedRecordsComeWithTheirReceipt) {
@@ -661,6 +664,123 @@ TEST(Serve, AClientThatStopsReadingIsDropped) {
   while (reader->Read(&chunk)) {
   }
   EXPECT_FALSE(reader->Finish().ok());
+}
+
+// HTTP/2 by hand: `streams` calls of `path` on one connection whose windows are 0, so that nothing
+// can be sent to them, with an empty message or with none; never read from.
+class DeafClient {
+ public:
+  DeafClient(int port, const std::string& path, int streams, bool with_message) {
+    socket_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<std::uint16_t>(port));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(socket_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
+    std::string out = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    out += frame(4, 0, 0, std::string("\0\4\0\0\0\0", 6));  // SETTINGS_INITIAL_WINDOW_SIZE 0
+    const std::string headers = field(":method", "POST") + field(":scheme", "http") +
+                                field(":path", path) + field(":authority", "x") +
+                                field("content-type", "application/grpc") + field("te", "trailers");
+    for (int i = 0; i < streams; ++i) {
+      const std::uint32_t id = 2 * static_cast<std::uint32_t>(i) + 1;
+      out += frame(1, 4, id, headers);                                 // HEADERS, END_HEADERS
+      if (with_message) out += frame(0, 1, id, std::string(5, '\0'));  // DATA, END_STREAM
+    }
+    EXPECT_EQ(send(socket_, out.data(), out.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(out.size()));
+  }
+  ~DeafClient() { close(socket_); }
+  DeafClient(const DeafClient&) = delete;
+  DeafClient& operator=(const DeafClient&) = delete;
+
+ private:
+  static std::string frame(int type, int flags, std::uint32_t stream, const std::string& payload) {
+    const auto byte = [](std::size_t value) { return static_cast<char>(value & 0xff); };
+    return std::string{byte(payload.size() >> 16), byte(payload.size() >> 8), byte(payload.size()),
+                       static_cast<char>(type),    static_cast<char>(flags),  byte(stream >> 24),
+                       byte(stream >> 16),         byte(stream >> 8),         byte(stream)} +
+           payload;
+  }
+  // A literal without indexing (RFC 7541, 6.2.2), both shorter than 127 bytes.
+  static std::string field(const std::string& name, const std::string& value) {
+    return std::string(1, '\0') + static_cast<char>(name.size()) + name +
+           static_cast<char>(value.size()) + value;
+  }
+  int socket_ = -1;
+};
+
+// More such calls than the server has threads; each would hold one for ever.
+TEST(Serve, ClientsThatTakeNothingDoNotHoldItsThreads) {
+  ServeOptions options = local_options();
+  options.write_timeout = seconds(1);
+  options.max_calls = 8;
+  const Running running(options);
+  const std::string audit = "/bitwitness.v1.Audit/";
+  for (const auto& [path, with_message] :
+       {std::pair(audit + "GetInfo", true), std::pair(audit + "GetInfo", false),
+        std::pair(audit + "Commit", true), std::pair(audit + "Generate", false),
+        std::pair(std::string("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+                  false)}) {
+    SCOPED_TRACE(path + (with_message ? "" : " without a message"));
+    std::vector<std::unique_ptr<DeafClient>> clients;
+    for (int i = 0; i < 5; ++i) {
+      clients.push_back(
+          std::make_unique<DeafClient>(running.server.port(), path, 20, with_message));
+    }
+    std::this_thread::sleep_for(milliseconds(200));
+    // Refused while they have the calls, but not for long, and answered at once afterwards.
+    const auto stub = stub_for(running.address());
+    const steady_clock::time_point until = steady_clock::now() + seconds(15);
+    grpc::Status status;
+    do {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + seconds(15));
+      wire::GetInfoResponse response;
+      status = stub->GetInfo(&context, {}, &response);
+      std::this_thread::sleep_for(milliseconds(20));
+    } while (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+             steady_clock::now() < until);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+}
+
+// A bidirectional call of reflection with an empty message: answered where there is reflection.
+grpc::Status reflect(grpc::GenericStub& stub) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(20));
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  const auto call = stub.PrepareCall(
+      &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  call->WritesDone(nullptr);
+  queue.Next(&tag, &ok);
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+TEST(Serve, ReflectionCanBeSwitchedOff) {
+  ServeOptions options = local_options();
+#if BITWITNESS_WITH_GRPC_REFLECTION
+  const bool built_in = true;
+#else
+  const bool built_in = false;
+#endif
+  for (const std::optional<bool> reflection : {std::optional<bool>(), std::optional(false)}) {
+    options.reflection = reflection;
+    const Running running(options);
+    grpc::GenericStub stub(
+        grpc::CreateChannel(running.address(), grpc::InsecureChannelCredentials()));
+    const grpc::Status status = reflect(stub);
+    const bool there = built_in && reflection.value_or(true);
+    EXPECT_EQ(status.error_code(), there ? grpc::StatusCode::OK : grpc::StatusCode::UNIMPLEMENTED)
+        << status.error_message();
+  }
 }
 
 TEST(RecordStore, MemoryForgetsTheOldest) {

@@ -171,6 +171,19 @@ class OtherCheckpoint final : public TestProver {
   }
 };
 
+// Lets the log grow and answers with a later head: it would choose the one whose draw it likes.
+class LaterCheckpoint final : public TestProver {
+ public:
+  using TestProver::TestProver;
+  CommitReceipts receipts(const AuditCommitment& commitment) override {
+    LogWriter(log_dir(), log_key).append({log_entry_for_record(commitment.digest())});
+    const LogReader log(log_dir());
+    const auto receipt = [&](const Bytes& entry) { return log.receipt(log.find(entry).value()); };
+    return {receipt(log_entry_for_audit(commitment.digest())),
+            receipt(log_entry_for_record(record.digest()))};
+  }
+};
+
 template <class Prover = TestProver>
 std::function<std::unique_ptr<TestProver>(Stage&)> honest_rows() {
   return [](Stage& stage) { return std::make_unique<Prover>(stage.honest(), stage.honest_run()); };
@@ -307,6 +320,8 @@ std::vector<Lie> make_lies() {
       honest_rows<LeavesOutALayer>());
   add("unlogged-commitment", "a receipt for something else than the commitment", some_cells(),
       malformed, nowhere, nowhere, "", honest_rows<OtherCheckpoint>());
+  add("later-checkpoint", "a later head than the one that ends with the commitment", some_cells(),
+      malformed, nowhere, nowhere, "", honest_rows<LaterCheckpoint>());
 
   add("refuses-commitment", "refuses the commitment", some_cells(), Verdict::kCannotJudge, nowhere,
       nowhere, "", [](Stage& stage) {

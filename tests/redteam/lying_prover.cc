@@ -91,7 +91,7 @@ class Service final : public wire::Audit::Service {
       return grpc::Status::OK;
     }
     Sender sender(*context, *writer, behaviour_);
-    return answer([&] { prover_.open(bytes_of(request->challenge()), sender); });
+    return answer([&] { prover_.open(bytes_of(request->request()), sender); });
   }
 
   grpc::Status GetOperators(grpc::ServerContext* context, const wire::GetOperatorsRequest* request,

@@ -83,8 +83,7 @@ ProgramResult audit(Shell& shell, const Prover& prover, const std::string& flags
       "[ -e auditor.pem ] || bw-attest keygen --out auditor.pem --name auditor.example >&2\n"
       "bw-verifier audit --prover " +
       prover.get("address") + " --record " + prover.get("record") + " --model '" + kModelDir +
-      "' --key auditor.pem --log-key '" + prover.get("log_key") +
-      "' --format json --proof-out proof.bwproof" + flags);
+      "' --key auditor.pem --log-key '" + prover.get("log_key") + "' --format json" + flags);
 }
 
 class TwoProcesses : public ::testing::TestWithParam<Lie> {};
@@ -93,7 +92,8 @@ TEST_P(TwoProcesses, VerdictExitCodeAndPlace) {
   const Lie& lie = GetParam();
   const Prover prover(lie.name);
   Shell shell;
-  const ProgramResult result = audit(shell, prover, plan_flags(lie.plan));
+  const ProgramResult result =
+      audit(shell, prover, plan_flags(lie.plan) + " --proof-out proof.bwproof");
   ASSERT_EQ(result.code, expected_code(lie.verdict)) << result.out << result.err;
   const auto json = nlohmann::json::parse(result.out);
   EXPECT_EQ(json.at("verdict"), verdict_name(lie.verdict));
@@ -119,11 +119,13 @@ TEST_P(TwoProcesses, VerdictExitCodeAndPlace) {
     EXPECT_FALSE(std::filesystem::exists(shell.path("proof.bwproof")));
     return;
   }
-  const ProgramResult again = shell.run("bw-verifier recheck proof.bwproof --model '" + kModelDir +
-                                        "' --device ref --format json");
+  const ProgramResult again =
+      shell.run("bw-verifier recheck proof.bwproof --model '" + kModelDir + "' --log-key '" +
+                prover.get("log_key") + "' --device ref --format json");
   EXPECT_EQ(again.code, 1) << again.out << again.err;
   const auto rechecked = nlohmann::json::parse(again.out);
   EXPECT_EQ(rechecked.at("first_difference").at("text"), place.at("text"));
+  EXPECT_EQ(rechecked.at("logged"), true);
 }
 
 INSTANTIATE_TEST_SUITE_P(Lies, TwoProcesses, ::testing::ValuesIn(redteam::lies()),
@@ -134,6 +136,29 @@ INSTANTIATE_TEST_SUITE_P(Lies, TwoProcesses, ::testing::ValuesIn(redteam::lies()
                            }
                            return name;
                          });
+
+TEST(TwoProcessesProofs, AnEarlierProofIsKept) {
+  const Prover prover("altered-row");
+  Shell shell;
+  const auto proof_of_an_audit = [&] {
+    const ProgramResult result = audit(shell, prover, " --level cell --cells 1000000");
+    EXPECT_EQ(result.code, 1) << result.out << result.err;
+    return nlohmann::json::parse(result.out).at("proof").get<std::string>();
+  };
+  EXPECT_EQ(proof_of_an_audit(), "mismatch.bwproof");
+  const std::string first = test::read_file(shell.path("mismatch.bwproof"));
+  EXPECT_EQ(proof_of_an_audit(), "mismatch-2.bwproof");
+  EXPECT_EQ(proof_of_an_audit(), "mismatch-3.bwproof");
+  EXPECT_EQ(test::read_file(shell.path("mismatch.bwproof")), first);
+  for (const char* name : {"mismatch.bwproof", "mismatch-3.bwproof"}) {
+    EXPECT_EQ(std::filesystem::status(shell.path(name)).permissions(),
+              std::filesystem::perms::owner_read | std::filesystem::perms::owner_write)
+        << name;
+    EXPECT_EQ(
+        shell.run(std::string("bw-verifier recheck ") + name + " --model '" + kModelDir + "'").code,
+        1);
+  }
+}
 
 struct Transport {
   const char* behaviour;

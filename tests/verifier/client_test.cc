@@ -5,12 +5,18 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include "attest/base/error.h"
 #include "attest/opening.h"
@@ -89,6 +95,101 @@ class FakeProver final : public wire::Audit::Service {
   StreamFn stream_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
+};
+
+// A peer on bare TCP. Every connection is given to `serve`, which ends when its socket is shut
+// down: after `patience`, so that a test of what hangs fails, or with this object.
+class RawPeer {
+ public:
+  using Serve = std::function<void(int socket)>;
+  explicit RawPeer(Serve serve, milliseconds patience = milliseconds(15'000))
+      : serve_(std::move(serve)), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    if (::bind(listener_, any, size) != 0 || ::listen(listener_, 16) != 0 ||
+        ::getsockname(listener_, any, &size) != 0) {
+      throw std::runtime_error("cannot listen");
+    }
+    port_ = ntohs(address.sin_port);
+    acceptor_ = std::thread([this] { accept(); });
+    watchdog_ = std::thread([this, until = steady_clock::now() + patience] {
+      while (!ended_ && steady_clock::now() < until) std::this_thread::sleep_for(milliseconds(10));
+      shut_down();
+    });
+  }
+  ~RawPeer() {
+    ended_ = true;
+    watchdog_.join();
+    acceptor_.join();
+    for (std::thread& connection : connections_) connection.join();
+    for (const int socket : sockets_) ::close(socket);
+    ::close(listener_);
+  }
+  RawPeer(const RawPeer&) = delete;
+  RawPeer& operator=(const RawPeer&) = delete;
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+
+  static int connect_to(std::uint16_t port) {
+    const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    if (::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+      throw std::runtime_error("cannot connect");
+    }
+    return socket;
+  }
+  static bool send_all(int socket, std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent <= 0) return false;
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+    }
+    return true;
+  }
+  // Until the peer or shut_down ends it; `to` < 0: nowhere.
+  static void pump(int from, int to) {
+    char buffer[16384];
+    for (ssize_t got = 0; (got = ::recv(from, buffer, sizeof buffer, 0)) > 0;) {
+      if (to >= 0 && !send_all(to, {buffer, static_cast<std::size_t>(got)})) break;
+    }
+    if (to >= 0) ::shutdown(to, SHUT_RDWR);
+  }
+
+ private:
+  void accept() {
+    for (;;) {
+      const int socket = ::accept(listener_, nullptr, nullptr);
+      if (socket < 0) return;
+      const std::scoped_lock lock(mutex_);
+      sockets_.push_back(socket);
+      if (shut_) ::shutdown(socket, SHUT_RDWR);
+      connections_.emplace_back([this, socket] {
+        serve_(socket);
+        ::shutdown(socket, SHUT_RDWR);
+      });
+    }
+  }
+  void shut_down() {
+    const std::scoped_lock lock(mutex_);
+    shut_ = true;
+    ::shutdown(listener_, SHUT_RDWR);
+    for (const int socket : sockets_) ::shutdown(socket, SHUT_RDWR);
+  }
+
+  Serve serve_;
+  int listener_;
+  std::uint16_t port_ = 0;
+  std::mutex mutex_;
+  bool shut_ = false;
+  std::vector<int> sockets_;
+  std::vector<std::thread> connections_;
+  std::atomic<bool> ended_{false};
+  std::thread acceptor_, watchdog_;
 };
 
 void send_part(FakeProver::Writer& writer, wire::PartKind kind, std::uint32_t layer,
@@ -285,6 +386,52 @@ TEST_F(AuditWire, StallsAndDripsEndWhenTheWaitIsSpent) {
   expect_error(ErrorKind::kInfrastructure, "was not done within 300 ms",
                [&] { channel()->commit({1}); });
   EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+// HTTP/2 settings that allow no byte of a request, and then silence: the first write of a call must
+// not outlast the wait either.
+TEST(AuditWireFlow, APeerThatTakesNothingIsLeft) {
+  const RawPeer peer([](int socket) {
+    using namespace std::string_view_literals;
+    RawPeer::send_all(socket,
+                      "\0\0\x06\4\0\0\0\0\0"    // SETTINGS,
+                      "\0\4\0\0\0\0"            // INITIAL_WINDOW_SIZE = 0
+                      "\0\0\0\4\1\0\0\0\0"sv);  // and the acknowledgement
+    RawPeer::pump(socket, -1);
+  });
+  constexpr milliseconds kDeadline(500);
+  const std::unique_ptr<AuditChannel> channel = make_grpc_audit_channel(peer.address(), kDeadline);
+  const auto left = [](const std::function<void()>& call) {
+    const auto start = steady_clock::now();
+    expect_error(ErrorKind::kInfrastructure, "was not done within 500 ms", call);
+    EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(5));
+  };
+  Recorder sink;
+  left([&] { channel->open({1}, sink); });
+  left([&] { channel->operators(operators_request(3), 100); });
+  left([&] { channel->commit({1}); });
+  left([&] { fetch_record(peer.address(), std::string(64, 'a'), {kDeadline, 1 << 20}); });
+  RemoteRequest request;
+  request.prompt_ids = {1};
+  request.max_tokens = 1;
+  left([&] { generate_remote(peer.address(), request, kDeadline, {kDeadline, 1 << 20}, {}); });
+  EXPECT_TRUE(sink.parts.empty());
+}
+
+// A line on which every connection takes its time before the first byte.
+TEST(AuditWireFlow, ASlowHandshakeIsWaitedFor) {
+  FakeProver prover;
+  const auto port = static_cast<std::uint16_t>(
+      std::stoi(prover.address().substr(prover.address().find(':') + 1)));
+  const RawPeer slow([&](int socket) {
+    std::this_thread::sleep_for(milliseconds(1'500));
+    const int onward = RawPeer::connect_to(port);
+    std::thread back([&] { RawPeer::pump(onward, socket); });
+    RawPeer::pump(socket, onward);
+    back.join();
+    ::close(onward);
+  });
+  EXPECT_TRUE(fetch_info(slow.address(), milliseconds(10'000)).answers_audits);
 }
 
 TEST_F(AuditWire, TheTimeOfJudgingIsNotThePeers) {

@@ -8,8 +8,10 @@
 #include <functional>
 
 #include "attest/base/error.h"
+#include "attest/base/sha256.h"
 #include "tests/verifier/test_prover.h"
 #include "verifier/cell_judge.h"
+#include "verifier/coverage.h"
 #include "verifier/opening_receiver.h"
 #include "verifier/report.h"
 
@@ -125,6 +127,50 @@ TEST(LiveAudit, CheckingEverythingLeavesNothingOpen) {
   EXPECT_EQ(report.live->bad_cells_at_most, 0U);
   EXPECT_EQ(report.live->bad_embeddings_at_most, 0U);
   EXPECT_EQ(report.live->bad_heads_at_most, 0U);
+}
+
+TEST(LiveAudit, WhatWasNotLookedAtIsSaid) {
+  TestProver prover(served(), honest_run());
+  expect(Verdict::kMatch, "no token, embedding or head was looked at",
+         audit(prover, plan_of("all", 4, 0)));
+  EXPECT_THAT(report_text(audit(prover, plan_of("all", 4, 1)).report, "record"),
+              ::testing::Not(HasSubstr("was looked at")));
+
+  // One cell of three layers: the layers that it was drawn from are named, too.
+  const LiveAudit judged = audit(prover, plan_of("random:3", 1, 0));
+  const LiveCoverage& live = *judged.report.live;
+  ASSERT_EQ(live.chosen_layers.size(), 3U);
+  ASSERT_EQ(live.layers.size(), 1U);
+  EXPECT_EQ(live.population, 3 * prover.run.claim.trace_shape.positions);
+  expect(Verdict::kMatch, " (of the chosen ", judged);
+  for (const std::uint32_t layer : live.chosen_layers) {
+    EXPECT_THAT(report_json(judged.report, "record"), HasSubstr(std::to_string(layer)));
+  }
+}
+
+TEST(LiveAudit, OnlyWhatWasAllCheckedIsSaidToBeGood) {
+  AuditReport report;
+  report.verdict = Verdict::kMatch;
+  report.cells = 200;
+  report.ends = 30;
+  report.tokens = 10;
+  LiveCoverage& live = report.live.emplace();
+  live.seed.emplace();
+  live.population = 200;
+  live.all_layers = 4;
+  live.embeddings_checked = 20;
+  live.heads_checked = 10;
+  live.bad_cells_at_most = live.bad_embeddings_at_most = live.bad_heads_at_most = 0;
+  report.cells_checked = 200;
+  std::string text = report_text(report, "record");
+  EXPECT_THAT(text, HasSubstr("none of the 200 cells is bad"));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("confidence")));
+  report.cells_checked = 199;
+  ASSERT_EQ(bad_at_most(200, 199), 0U);
+  text = report_text(report, "record");
+  EXPECT_THAT(text, HasSubstr("at most 0 of 200 cells"));
+  EXPECT_THAT(text, HasSubstr("none of the 20 embeddings is bad; none of the 10 heads is bad"));
+  EXPECT_THAT(text, HasSubstr("99 % confidence"));
 }
 
 TEST(LiveAudit, TheLogAnswersForRecordsThatNobodySigned) {
@@ -354,6 +400,39 @@ TEST(LiveReceipts, BothAreChecked) {
   EXPECT_TRUE(prover.challenges.size() == 2U) << "nothing is opened on bad receipts";
 }
 
+// A prover that lets its log grow and then takes the head whose draw it likes.
+TEST(LiveReceipts, TheSeedIsFromTheHeadThatEndsWithTheCommitment) {
+  WithReceipts prover(served(), honest_run());
+  prover.change = [&](CommitReceipts& receipts) {
+    const auto of = [](const std::string& receipt) { return TlogProof::parse(receipt, "").index; };
+    LogWriter(prover.log_dir(), prover.log_key)
+        .append({log_entry_for_record(sha256(std::to_string(of(receipts.commitment))))});
+    const LogReader log(prover.log_dir());
+    receipts = {log.receipt(of(receipts.commitment)), log.receipt(of(receipts.record))};
+  };
+  expect(Verdict::kMalformed, "the one that ends with it", audit(prover));
+  EXPECT_TRUE(prover.challenges.empty());
+}
+
+TEST(LiveReceipts, HugeCheckpointsAreRefused) {
+  WithReceipts prover(served(), honest_run());
+  const auto with_note_of = [&](std::size_t bytes) {
+    prover.change = [&, bytes](CommitReceipts& receipts) {
+      for (std::string* text : {&receipts.commitment, &receipts.record}) {
+        TlogProof proof = TlogProof::parse(*text, "receipt");
+        Checkpoint checkpoint = parse_checkpoint(proof.checkpoint_note, "checkpoint");
+        checkpoint.extensions = {std::string(bytes - proof.checkpoint_note.size() - 1, 'x')};
+        proof.checkpoint_note = sign_checkpoint(checkpoint, prover.log_key);
+        ASSERT_EQ(proof.checkpoint_note.size(), bytes);
+        *text = proof.text();
+      }
+    };
+    return audit(prover);
+  };
+  expect(Verdict::kMatch, "match", with_note_of(16384));
+  expect(Verdict::kMalformed, "a checkpoint of 16385 bytes", with_note_of(16385));
+}
+
 TEST(LiveReceipts, AnotherLogCannotBeJudged) {
   TestProver prover(served(), honest_run());
   LiveAuditOptions options = options_for(prover, plan_of("all", 8, 4));
@@ -380,6 +459,7 @@ class Failing : public TestProver {
   std::function<void(std::size_t)> on_commit, on_open, on_operators;
   // Ends the opening's stream after so many parts, the first time.
   std::optional<std::size_t> vanish_after_parts;
+  std::vector<Bytes> asked;  // requests to open, answered or not
 
   CommitReceipts commit(const Bytes& bytes) override {
     CommitReceipts out = TestProver::commit(bytes);
@@ -387,11 +467,8 @@ class Failing : public TestProver {
     return out;
   }
   void open(const Bytes& bytes, OpeningSink& sink) override {
-    if (on_open) {
-      challenges.push_back(bytes);
-      on_open(challenges.size() - 1);
-      challenges.pop_back();
-    }
+    asked.push_back(bytes);
+    if (on_open) on_open(asked.size() - 1);
     TestProver::open(bytes, sink);
   }
   void send_opening(const Challenge& challenge, const AuditSample& sample,
@@ -434,6 +511,14 @@ TEST(LiveFailures, RefusalsCannotBeJudged) {
     prover.on_open = [&](std::size_t) { fail_with(refusal); };
     const LiveAudit judged = audit(prover);
     expect(Verdict::kCannotJudge, "not on the list", judged);
+    // By these it can be told how often a prover does that.
+    ASSERT_EQ(prover.commitments.size(), 1U);
+    ASSERT_EQ(prover.asked.size(), 1U);
+    const Challenge challenge =
+        Challenge::parse(OpenRequest::parse(prover.asked[0], "request").challenge, "challenge");
+    expect(Verdict::kCannotJudge, challenge.digest().hex(), judged);
+    expect(Verdict::kCannotJudge,
+           AuditCommitment::parse(prover.commitments[0], "commitment").digest().hex(), judged);
     EXPECT_EQ(judged.report.cells_checked, 0U);
     EXPECT_FALSE(judged.report.live->bad_cells_at_most);
   }
@@ -446,14 +531,14 @@ TEST(LiveFailures, RetriesSendTheSameBytesAndDrawNothingAnew) {
   };
   prover.on_commit = twice;
   prover.on_open = twice;
-  prover.on_open = [n = 0](std::size_t) mutable {
-    if (n++ < 2) throw infrastructure_error("gone");
-  };
   const LiveAudit judged = audit(prover);
   expect(Verdict::kMatch, "match", judged);
   ASSERT_EQ(prover.commitments.size(), 3U);
   EXPECT_EQ(prover.commitments[0], prover.commitments[1]);
   EXPECT_EQ(prover.commitments[0], prover.commitments[2]);
+  ASSERT_EQ(prover.asked.size(), 3U);
+  EXPECT_EQ(prover.asked[0], prover.asked[1]);
+  EXPECT_EQ(prover.asked[0], prover.asked[2]);
   EXPECT_EQ(judged.report.live->attempts, 3U);
   EXPECT_EQ(judged.report.checkpoint->size, 2U) << "one commitment, one entry";
 }
@@ -464,8 +549,8 @@ TEST(LiveFailures, AChallengeIsRepeatedByteByByte) {
     prover.vanish_after_parts = parts;
     const LiveAudit judged = audit(prover, everything());
     expect(Verdict::kMatch, "match", judged);
-    ASSERT_EQ(prover.challenges.size(), 2U);
-    EXPECT_EQ(prover.challenges[0], prover.challenges[1]);
+    ASSERT_EQ(prover.open_requests.size(), 2U);
+    EXPECT_EQ(prover.open_requests[0], prover.open_requests[1]);
     EXPECT_EQ(judged.report.cells_checked, judged.report.cells) << "nothing counts twice";
   }
 }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "attest/record.h"
@@ -183,19 +184,72 @@ TEST_F(VerifierProgram, ProofsOfWholeRecords) {
   EXPECT_NE(run("test -e p.bwproof").code, 0);
 }
 
+TEST_F(VerifierProgram, ProofsAreNeverWrittenOverAnything) {
+  const auto refused = [&](const std::string& name, const std::string& part) {
+    expect_error(kAudit + "--key k.pem --proof-out " + name, 2, part);
+  };
+  write("old.bwproof", "an earlier proof");
+  refused("old.bwproof", "exists already");
+  EXPECT_EQ(read("old.bwproof"), "an earlier proof");
+  refused("run.bwrec", "RECORD");
+  refused("./run.bwrec.tlog-proof", "exists already");
+  refused("k.pem", "k.pem");
+  refused("k.pem.vkey --log-key k.pem.vkey", "is a key");
+  ASSERT_EQ(run("cp -r " + kModel + " m && chmod -R u+w m").code, 0);
+  expect_error("bw-verifier audit run.bwrec --model m --key k.pem --proof-out m/p.bwproof", 2,
+               "inside the model");
+}
+
+TEST_F(VerifierProgram, AProofThatCannotBeWrittenDoesNotCostTheVerdict) {
+  Record lie = read_record(shell_.path("run.bwrec").string());
+  lie.evidence = {};
+  lie.claim.trace_root.bytes[7] ^= 1;
+  write_record(shell_.path("lie.bwrec").string(), lie);
+  // Through a pipe: the limit is for files.
+  const test::ProgramResult full = run("(ulimit -f 1; bw-verifier audit lie.bwrec --model " +
+                                       kModel + " --key k.pem; echo code $?) | cat");
+  EXPECT_THAT(full.out, HasSubstr("code 1")) << full.err;
+  EXPECT_THAT(full.out, HasSubstr("could not be written"));
+  EXPECT_NE(run("test -e mismatch.bwproof").code, 0);
+  // With room it goes to the default name, and the next one beside it.
+  for (const char* name : {"mismatch.bwproof", "mismatch-2.bwproof"}) {
+    EXPECT_EQ(run("bw-verifier audit lie.bwrec --model " + kModel + " --key k.pem").code, 1);
+    EXPECT_EQ(run(std::string("test -s ") + name).code, 0) << name;
+  }
+}
+
+TEST_F(VerifierProgram, FlagsWithoutEffectAreRefused) {
+  expect_error(kAudit + "--nonce ''", 2, "--nonce");
+  expect_error(kAudit + "--tls-ca nope.pem", 2, "--prover");
+  expect_error(kAudit + "--deadline 5", 2, "--prover");
+  expect_error(kAudit + "--max-record-mib 1", 2, "--prover");
+}
+
 TEST_F(VerifierProgram, Recheck) {
   Record lie = read_record(shell_.path("run.bwrec").string());
   lie.evidence = {};
   lie.claim.trace_root.bytes[7] ^= 1;
   write_record(shell_.path("lie.bwrec").string(), lie);
-  expect_verdict(
-      "bw-verifier audit lie.bwrec --model " + kModel + " --key k.pem --proof-out p.bwproof", 1,
-      "mismatch", "proof        p.bwproof");
-  expect_verdict("bw-verifier recheck p.bwproof --device ref --model " + kModel, 1, "mismatch",
+  const std::string audit =
+      "bw-verifier audit lie.bwrec --model " + kModel + " --key k.pem --proof-out ";
+  const std::string with_log = " --log-key k.pem.vkey --model ";
+  // A record that no operator signed and no log holds: anybody can have written it.
+  ASSERT_EQ(run(audit + "none.bwproof").code, 1);
+  expect_verdict("bw-verifier recheck none.bwproof --model " + kModel, 4, "cannot_judge",
+                 "nobody can be held");
+  expect_verdict("bw-verifier recheck none.bwproof" + with_log + kModel, 4, "cannot_judge",
+                 "no receipt");
+  ASSERT_EQ(run("bw-attest append log lie.bwrec --key k.pem").code, 0);
+  const test::ProgramResult audited = run("umask 0; " + audit + "p.bwproof");
+  EXPECT_EQ(audited.code, 1) << audited.out << audited.err;
+  EXPECT_THAT(audited.out, HasSubstr("proof        p.bwproof"));
+  EXPECT_EQ(std::filesystem::status(shell_.path("p.bwproof")).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write)
+      << "it holds the prompt";
+  expect_verdict("bw-verifier recheck p.bwproof --device ref" + with_log + kModel, 1, "mismatch",
                  "confirmed");
-  expect_verdict("bw-verifier recheck p.bwproof --log-key k.pem.vkey --model " + kModel, 1,
-                 "mismatch", "no receipt");
-  expect_verdict("bw-verifier recheck p.bwproof --model " + kOther, 4, "cannot_judge");
+  expect_verdict("bw-verifier recheck p.bwproof --model " + kModel, 4, "cannot_judge");
+  expect_verdict("bw-verifier recheck p.bwproof" + with_log + kOther, 4, "cannot_judge");
   expect_verdict("bw-verifier recheck p.bwproof --operator-key k.pem.vkey --model " + kModel, 4,
                  "cannot_judge");
   write("bad.bwproof", "bw-proof and then nothing of the kind");

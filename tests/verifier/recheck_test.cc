@@ -163,6 +163,7 @@ TEST(Recheck, AnAccusationThatDoesNotHoldIsRefuted) {
   proof.record = bare.serialize();
   proof.challenge = honest.challenges.at(0);
   const Challenge challenge = Challenge::parse(proof.challenge, "challenge");
+  proof.commitment_receipt = honest.receipts(challenge.commitment).commitment;
   proof.header = honest.header(challenge);
   proof.layer = 1;
   proof.position = 3;
@@ -219,6 +220,61 @@ TEST(Recheck, AlteredSectionsAreMalformedThoughSignedAgain) {
   proof.receipt.clear();
   proof.sign(verifier_key());
   expect_malformed("without the receipt", [&] { judge(proof, caught.with_log()); });
+  for (std::size_t at = 0; at < caught.proof.commitment_receipt.size(); at += 7) {
+    proof = caught.proof;
+    proof.commitment_receipt[at] ^= 1;
+    proof.sign(verifier_key());
+    // The signature of the checkpoint is looked at in the challenge, not here.
+    try {
+      EXPECT_EQ(judge(proof, caught.with_log()).verdict, Verdict::kMismatch) << at;
+      const auto body = [](const std::string& receipt) {
+        const TlogProof parsed = TlogProof::parse(receipt, "receipt");
+        return parse_checkpoint(parsed.checkpoint_note, "receipt").body();
+      };
+      EXPECT_EQ(body(proof.commitment_receipt), body(caught.proof.commitment_receipt)) << at;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kMalformed) << error.what();
+    }
+  }
+}
+
+// Verifier and prover could make up a head between them; only the log's key tells.
+TEST(Recheck, ASeedFromAHeadThatTheLogDidNotSignCannotBeJudged) {
+  Caught caught(LeafType::kRow, 2, 5, 77);
+  MismatchProof proof = caught.proof;
+  Challenge challenge = Challenge::parse(proof.challenge, "challenge");
+  challenge.checkpoint_note =
+      sign_checkpoint(challenge.checkpoint("challenge"), SigningKey::generate("log.example/test"));
+  challenge.sign(verifier_key());
+  proof.challenge = challenge.serialize();
+  proof.header = caught.prover.header(challenge);
+  proof.operators.clear();
+  proof.sign(verifier_key());
+  RecheckReport report = judge(proof, caught.with_log());
+  EXPECT_EQ(report.verdict, Verdict::kCannotJudge) << recheck_text(report, "proof");
+  report = judge(proof);
+  EXPECT_EQ(report.verdict, Verdict::kMismatch) << recheck_text(report, "proof");
+  EXPECT_THAT(recheck_text(report, "proof"), HasSubstr("that it signed the checkpoint"));
+}
+
+// The log has grown since the commitment: a verifier that waited could have chosen among its heads.
+TEST(Recheck, ASeedFromALaterHeadIsMalformed) {
+  Caught caught(LeafType::kRow, 2, 5, 77);
+  MismatchProof proof = caught.proof;
+  Challenge challenge = Challenge::parse(proof.challenge, "challenge");
+  TestProver& prover = caught.prover;
+  LogWriter(prover.log_dir(), prover.log_key).append({log_entry_for_record(Digest{})});
+  const LogReader log(prover.log_dir());
+  proof.commitment_receipt = log.receipt(1);
+  proof.receipt = log.receipt(0);
+  challenge.checkpoint_note = log.checkpoint_note();
+  challenge.sign(verifier_key());
+  proof.challenge = challenge.serialize();
+  proof.header = prover.header(challenge);
+  proof.operators.clear();
+  proof.sign(verifier_key());
+  expect_malformed("the one that ends with it", [&] { judge(proof, caught.with_log()); });
+  expect_malformed("the one that ends with it", [&] { judge(proof); });
 }
 
 TEST(Recheck, EveryByteIsUnderTheAccusersSignature) {
@@ -253,6 +309,7 @@ TEST(Recheck, OnlyWhatTheChallengeDrewCounts) {
   proof.record = bare.serialize();
   proof.challenge = prover.challenges.at(0);
   const Challenge challenge = Challenge::parse(proof.challenge, "challenge");
+  proof.commitment_receipt = prover.receipts(challenge.commitment).commitment;
   proof.header = prover.header(challenge);
   proof.opening = prover.layer({1, {5}});
   proof.prefix = 6;
@@ -275,7 +332,11 @@ TEST(Recheck, OtherPartiesCannotBeJudged) {
   options.operator_key = SigningKey::generate("operator.example/test").public_key();
   cannot("operator key", judge(caught.proof, options));
   options.operator_key = caught.prover.operator_key->public_key();
-  EXPECT_EQ(judge(caught.proof, options).verdict, Verdict::kMismatch);
+  const RecheckReport vouched = judge(caught.proof, options);
+  EXPECT_EQ(vouched.verdict, Verdict::kMismatch);
+  EXPECT_THAT(recheck_text(vouched, "proof"), ::testing::Not(HasSubstr("nobody vouched")));
+  EXPECT_THAT(recheck_text(judge(caught.proof), "proof"),
+              HasSubstr("nobody vouched that the key shown is operator.example/test's own"));
   cannot("another model", judge(caught.proof, {}, kOtherDir));
 
   // Nobody signed the record: the log answers for the opening, so its key is needed.
@@ -354,8 +415,9 @@ TEST(RecheckRecord, AReceiptIsCheckedWhereThereIsOne) {
   MismatchProof proof = record_proof(lying.record);
   RecheckOptions options;
   options.log_key = lying.log_key.public_key();
+  // Who asks for the log is not told less than that.
   RecheckReport report = judge(proof, options);
-  EXPECT_EQ(report.verdict, Verdict::kMismatch);
+  EXPECT_EQ(report.verdict, Verdict::kCannotJudge);
   EXPECT_FALSE(report.logged);
   EXPECT_THAT(recheck_text(report, "proof"), HasSubstr("no receipt"));
   proof.receipt = LogReader(lying.log_dir()).receipt(0);
@@ -363,6 +425,28 @@ TEST(RecheckRecord, AReceiptIsCheckedWhereThereIsOne) {
   report = judge(proof, options);
   EXPECT_EQ(report.verdict, Verdict::kMismatch);
   EXPECT_TRUE(report.logged);
+}
+
+// Anybody can write such a record, and say that it is another's.
+TEST(RecheckRecord, ARecordThatNobodyAnswersForCannotBeJudged) {
+  TestProver lying(served(), Caught::lying(LeafType::kRow, 2, 5, 77), /*with_operator=*/false);
+  MismatchProof proof = record_proof(lying.record);
+  const auto cannot = [&](const std::string& part, const RecheckOptions& options) {
+    const RecheckReport report = judge(proof, options);
+    EXPECT_EQ(report.verdict, Verdict::kCannotJudge) << recheck_text(report, "proof");
+    EXPECT_THAT(recheck_text(report, "proof"), HasSubstr(part));
+  };
+  RecheckOptions options;
+  options.log_key = lying.log_key.public_key();
+  cannot("nobody can be held", {});
+  cannot("no receipt", options);
+  proof.receipt = LogReader(lying.log_dir()).receipt(0);
+  proof.sign(verifier_key());
+  cannot("nobody can be held", {});
+  RecheckReport report = judge(proof, options);
+  EXPECT_EQ(report.verdict, Verdict::kMismatch);
+  EXPECT_TRUE(report.logged);
+  EXPECT_EQ(report.accused, lying.log_key.public_key().vkey());
 }
 
 }  // namespace

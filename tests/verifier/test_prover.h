@@ -107,8 +107,13 @@ class TestProver : public AuditChannel {
   }
 
   void open(const Bytes& bytes, OpeningSink& sink) override {
-    challenges.push_back(bytes);
-    const Challenge challenge = Challenge::parse(bytes, "challenge");
+    open_requests.push_back(bytes);
+    const OpenRequest request = OpenRequest::parse(bytes, "request");
+    challenges.push_back(request.challenge);
+    const Challenge challenge = Challenge::parse(request.challenge, "challenge");
+    if (request.verifier.key != challenge.verifier.key) {
+      throw cannot_judge_error("the challenge is not by the one who asks");
+    }
     send_opening(challenge, sample_of(challenge), sink);
   }
 
@@ -129,8 +134,9 @@ class TestProver : public AuditChannel {
   // ---- Its steps.
   virtual CommitReceipts receipts(const AuditCommitment& commitment) {
     const LogReader log(log_dir());
-    return {log.receipt(log.find(log_entry_for_audit(commitment.digest())).value()),
-            log.receipt(log.find(log_entry_for_record(record.digest())).value())};
+    const std::uint64_t index = log.find(log_entry_for_audit(commitment.digest())).value();
+    const std::uint64_t at = log.find(log_entry_for_record(record.digest())).value();
+    return {log.receipt_at(index, index + 1, log_key), log.receipt_at(at, index + 1, log_key)};
   }
 
   virtual AuditSample sample_of(const Challenge& challenge) {
@@ -220,7 +226,7 @@ class TestProver : public AuditChannel {
   SigningKey log_key = SigningKey::generate("log.example/test");
   std::optional<SigningKey> operator_key;
   Record record;
-  std::vector<Bytes> commitments, challenges, requests;  // as they came
+  std::vector<Bytes> commitments, open_requests, challenges, requests;  // as they came
 
  private:
   PayloadReader reader() {
