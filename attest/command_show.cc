@@ -1,6 +1,7 @@
 // bw-attest show: what a record, manifest, receipt or checkpoint says. Checks form, judges nothing
 // else.
 #include <bit>
+#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@
 #include "attest/base/program.h"
 #include "attest/commands.h"
 #include "attest/log.h"
+#include "attest/mismatch_proof.h"
 #include "attest/record.h"
 
 namespace bitwitness {
@@ -144,10 +146,51 @@ void print_text(const Json& json, int indent) {
   }
 }
 
+// What a mismatch proof states; whether it is so, bw-verifier recheck finds out.
+Json mismatch_json(const MismatchProof& proof, const std::string& path) {
+  const OpenedMismatch opened = open_mismatch(proof, path);
+  Json out{{"kind", "mismatch proof"}};
+  switch (proof.kind) {
+    case MismatchProof::Kind::kRecord:
+      out["about"] = "a whole record";
+      break;
+    case MismatchProof::Kind::kCell:
+      out["about"] = "a cell";
+      out["layer"] = proof.layer;
+      out["position"] = proof.position;
+      break;
+    case MismatchProof::Kind::kEmbedding:
+    case MismatchProof::Kind::kHead:
+      out["about"] = proof.kind == MismatchProof::Kind::kHead ? "a head" : "an embedding";
+      out["position"] = proof.position;
+      break;
+  }
+  out["operator"] = proof.finding.op;
+  if (proof.finding.element) {
+    const auto bits = [](std::uint32_t value) {
+      char digits[9];
+      std::snprintf(digits, sizeof digits, "%08x", value);
+      return std::string(digits);
+    };
+    out["element"] = *proof.finding.element;
+    out["claimed_bits"] = bits(proof.finding.claimed_bits);
+    out["computed_bits"] = bits(proof.finding.computed_bits);
+  }
+  out["record_digest"] = opened.record.digest().hex();
+  out["accuser"] = proof.verifier.key.vkey();
+  if (opened.header) {
+    out["accused"] = opened.header->prover.key.vkey();
+  } else if (opened.record.signature) {
+    out["accused"] = opened.record.signature->key.vkey();
+  }
+  return out;
+}
+
 Json show(const std::string& path) {
-  const Bytes bytes = read_file(path, {.max_bytes = kMaxRecordBytes});
+  const Bytes bytes = read_file(path, {.max_bytes = kMaxMismatchProofBytes});
   const std::string_view text = as_text(bytes);
   if (text.starts_with("bwrecord")) return record_json(Record::parse(bytes, path));
+  if (text.starts_with("bw-proof")) return mismatch_json(MismatchProof::parse(bytes, path), path);
   if (text.starts_with("c2sp.org/tlog-proof")) return proof_json(std::string(text), path);
   if (text.substr(0, 64).find("bitwitness/manifest") == 4) {
     Json out{{"kind", "manifest"}};
@@ -159,7 +202,7 @@ Json show(const std::string& path) {
     out.update(checkpoint_json(std::string(text), path));
     return out;
   }
-  throw malformed_error(path + ": no record, manifest, receipt or checkpoint");
+  throw malformed_error(path + ": no record, manifest, receipt, checkpoint or mismatch proof");
 }
 
 }  // namespace
@@ -167,7 +210,8 @@ Json show(const std::string& path) {
 void add_show_command(CLI::App& app, int& exit_code) {
   auto path = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(
-      "show", "Print a record, manifest, receipt or checkpoint; checks its form only");
+      "show",
+      "Print a record, manifest, receipt, checkpoint or mismatch proof; checks its form only");
   command->add_option("FILE", *path, "The file")->required();
   auto format = add_format_option(command);
   command->callback([path, format, &exit_code] {

@@ -92,13 +92,24 @@ Error status_error(const grpc::Status& status, const ProverEndpoint& endpoint, c
       return infrastructure_error(prover + ": " + call + " was not done within " +
                                   std::to_string(deadline.count()) +
                                   " ms; try again or allow more time");
-    case grpc::StatusCode::UNAVAILABLE:
-      return infrastructure_error(
-          prover + " cannot be reached or is gone: " + reason +
-          (endpoint.tls && reason.find("andshake") != std::string::npos
-               ? "; the prover's certificate must lead to --tls-ca, be for this host and be valid "
-                 "now (are both clocks right?), and it may ask for one of this side (--tls-cert)"
-               : ""));
+    case grpc::StatusCode::UNAVAILABLE: {
+      // gRPC 1.51 does not say why a handshake failed, and a side that lacks a certificate sees
+      // only that the connection ends.
+      const bool cut = reason.find("andshake") != std::string::npos ||
+                       reason.find("losed") != std::string::npos ||
+                       reason.find("reset") != std::string::npos ||
+                       reason.find("SETTINGS") != std::string::npos;
+      const char* hint = "";
+      if (cut && endpoint.tls) {
+        hint =
+            "; the prover's certificate must lead to --tls-ca, be for this host and be valid now "
+            "(are both clocks right?), and it may ask for one of this side (--tls-cert). Or it "
+            "speaks no TLS";
+      } else if (cut) {
+        hint = "; if it speaks TLS, give --tls-ca (and --tls-cert, --tls-key if it asks for them)";
+      }
+      return infrastructure_error(prover + " cannot be reached or is gone: " + reason + hint);
+    }
     case grpc::StatusCode::RESOURCE_EXHAUSTED:
       // gRPC's own words for a message beyond kMaxMessageBytes.
       if (reason.find("larger than max") != std::string::npos) {

@@ -152,6 +152,11 @@ TEST_F(ProgramTest, TamperedEvidenceIsMalformedInBothFormats) {
     }
   }
   EXPECT_EQ(run("append log --key k.pem bad.bwrec").code, 5);
+  const std::string proof = BW_TEST_DATA_DIR "/records/h200-altered-key.bwproof";
+  const Result shown = run("show '" + proof + "' --format json");
+  EXPECT_EQ(shown.code, 0) << shown.err;
+  EXPECT_NE(shown.out.find("\"operator\": \"k_rope\""), std::string::npos) << shown.out;
+  EXPECT_NE(shown.out.find("\"accused\": \"operator.example/test+"), std::string::npos);
   EXPECT_EQ(run("show bad.bwrec").code, 5);
   EXPECT_EQ(run("show k.pem").code, 5);
   EXPECT_EQ(run("verify --receipt none --record a.bwrec --log-key k.pem.vkey").code, 2);
