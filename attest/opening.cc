@@ -30,11 +30,6 @@ constexpr std::uint64_t kMaxSignatureBytes = 4 + 255 + 4 + 32 + 64;
 constexpr std::uint64_t kMaxOperators = 256;
 constexpr std::uint64_t kMaxOperatorName = 64;
 
-std::string place_text(LeafType type, std::uint32_t layer, std::uint64_t position) {
-  return std::string(leaf_type_name(type)) + " of layer " + std::to_string(layer) + ", position " +
-         std::to_string(position);
-}
-
 // Index among tree_roots() (RECORD_FORMAT.md "Trace").
 std::size_t root_index(const TraceShape& shape, LeafType type, std::uint32_t layer) {
   const std::size_t L = shape.layers;
@@ -49,12 +44,6 @@ std::uint64_t tree_size(const TraceShape& shape, LeafType type) {
 }
 std::uint64_t tree_index(const TraceShape& shape, LeafType type, std::uint64_t position) {
   return type == LeafType::kLogits ? position - (shape.positions - shape.emitted) : position;
-}
-
-Dtype payload_dtype(const TraceShape& shape, LeafType type) {
-  if (type == LeafType::kRow) return shape.row_dtype;
-  if (type == LeafType::kKeyValue) return shape.kv_dtype;
-  return Dtype::kFp32;
 }
 
 std::uint64_t inclusion_bytes(const TraceShape& shape, LeafType type, std::uint64_t position) {
@@ -76,10 +65,10 @@ std::vector<Digest> digests_of(ByteView bytes) {
 // The leaf digest of an opened payload. Malformed if a value is not finite.
 Digest payload_leaf(const TraceShape& shape, LeafType type, std::uint32_t layer,
                     std::uint64_t position, ByteView payload, const std::string& document) {
-  const Dtype dtype = payload_dtype(shape, type);
+  const Dtype dtype = shape.payload_dtype(type);
   if (const auto element = first_non_finite(payload, dtype)) {
     throw malformed_error(document + ": element " + std::to_string(*element) + " of the " +
-                          place_text(type, layer, position) +
+                          leaf_place_text(type, layer, position) +
                           " is not finite, and nothing non-finite is ever committed");
   }
   return leaf_digest({type, static_cast<std::uint8_t>(dtype), layer, position}, payload);
@@ -94,7 +83,7 @@ void check_leaf(const TraceShape& shape, LeafType type, std::uint32_t layer, std
   if (!verify_inclusion(merkle_leaf(leaf.view()), tree_index(shape, type, position),
                         tree_size(shape, type), digests_of(bytes.subspan(payload_bytes)),
                         tree_roots[root_index(shape, type, layer)])) {
-    throw malformed_error(document + ": the " + place_text(type, layer, position) +
+    throw malformed_error(document + ": the " + leaf_place_text(type, layer, position) +
                           " is not what was committed: its proof does not lead to the root");
   }
 }

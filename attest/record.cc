@@ -135,12 +135,6 @@ void for_each_row_leaf(const TraceShape& shape, Visit visit) {
   }
 }
 
-Dtype payload_dtype(const TraceShape& shape, LeafType type) {
-  if (type == LeafType::kRow) return shape.row_dtype;
-  if (type == LeafType::kKeyValue) return shape.kv_dtype;
-  return Dtype::kFp32;
-}
-
 void check_evidence(const Evidence& evidence, const Claim& claim, const std::string& document) {
   const TraceShape& shape = claim.trace_shape;
   const auto fail = [&](const std::string& problem) {
@@ -177,17 +171,15 @@ void check_evidence(const Evidence& evidence, const Claim& claim, const std::str
       const std::uint64_t bytes = shape.payload_bytes(type);
       const ByteView row = ByteView(evidence.rows).subspan(offset, bytes);
       offset += bytes;
-      const Dtype dtype = payload_dtype(shape, type);
+      const Dtype dtype = shape.payload_dtype(type);
       const LeafPrefix prefix{type, static_cast<std::uint8_t>(dtype), layer, position};
-      const auto where = [&] {
-        return std::string(leaf_type_name(type)) + " of layer " + std::to_string(layer) +
-               ", position " + std::to_string(position);
-      };
       if (leaf_digest(prefix, row) != evidence.leaves[index++]) {
-        fail("the bytes of the " + where() + " do not hash to its leaf digest");
+        fail("the bytes of the " + leaf_place_text(type, layer, position) +
+             " do not hash to its leaf digest");
       }
       if (const auto element = first_non_finite(row, dtype)) {
-        fail("element " + std::to_string(*element) + " of the " + where() +
+        fail("element " + std::to_string(*element) + " of the " +
+             leaf_place_text(type, layer, position) +
              " is not finite, and nothing non-finite is ever committed");
       }
     });

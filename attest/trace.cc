@@ -1,6 +1,7 @@
 #include "attest/trace.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -17,11 +18,6 @@ constexpr std::uint16_t kTraceVersion = 1;
 constexpr std::uint32_t kMaxLayers = 1 << 16;
 constexpr std::uint64_t kMaxPositions = std::uint64_t{1} << 26;
 constexpr std::uint32_t kMaxWidth = 1 << 26;
-
-std::string place_text(LeafType type, std::uint32_t layer, std::uint64_t position) {
-  return std::string(leaf_type_name(type)) + " of layer " + std::to_string(layer) + ", position " +
-         std::to_string(position);
-}
 
 std::optional<Dtype> to_dtype(std::uint8_t value) {
   const auto dtype = static_cast<Dtype>(value);
@@ -70,6 +66,23 @@ std::optional<std::uint64_t> first_non_finite(ByteView payload, Dtype dtype) {
     if ((upper & mask) == mask) return i / width;
   }
   return std::nullopt;
+}
+
+std::string leaf_place_text(LeafType type, std::uint32_t layer, std::uint64_t position) {
+  return std::string(leaf_type_name(type)) + " of layer " + std::to_string(layer) + ", position " +
+         std::to_string(position);
+}
+
+std::vector<float> payload_floats(ByteView payload) {
+  std::vector<float> out(payload.size() / sizeof(float));
+  if (!out.empty()) std::memcpy(out.data(), payload.data(), out.size() * sizeof(float));
+  return out;
+}
+
+Dtype TraceShape::payload_dtype(LeafType type) const {
+  if (type == LeafType::kRow) return row_dtype;
+  if (type == LeafType::kKeyValue) return kv_dtype;
+  return Dtype::kFp32;
 }
 
 std::uint64_t TraceShape::payload_bytes(LeafType type) const {
@@ -162,7 +175,7 @@ std::optional<std::uint64_t> Trace::leaf_index(const TraceShape& shape, LeafType
 
 const Digest& Trace::leaf(LeafType type, std::uint32_t layer, std::uint64_t position) const {
   const auto index = leaf_index(shape_, type, layer, position);
-  if (!index) throw std::out_of_range("trace: no " + place_text(type, layer, position));
+  if (!index) throw std::out_of_range("trace: no " + leaf_place_text(type, layer, position));
   return leaves_[*index];
 }
 
@@ -264,7 +277,7 @@ TraceBuilder::Column& TraceBuilder::column(LeafType type, std::uint32_t layer) {
     case LeafType::kTensorChunk:
       break;
   }
-  throw std::logic_error("TraceBuilder: a trace has no " + place_text(type, layer, 0));
+  throw std::logic_error("TraceBuilder: a trace has no " + leaf_place_text(type, layer, 0));
 }
 
 void TraceBuilder::set(LeafType type, std::uint32_t layer, std::uint64_t position,
@@ -277,13 +290,13 @@ void TraceBuilder::set_range(LeafType type, std::uint32_t layer, std::uint64_t f
   Column& to = column(type, layer);
   if (first_position > to.digests.size() || digests.size() > to.digests.size() - first_position) {
     throw std::logic_error("TraceBuilder: not reserved: " +
-                           place_text(type, layer, first_position + digests.size() - 1));
+                           leaf_place_text(type, layer, first_position + digests.size() - 1));
   }
   for (std::size_t i = 0; i < digests.size(); ++i) {
     std::uint8_t& present = to.present[first_position + i];
     if (present != 0) {
       throw std::logic_error("TraceBuilder: set twice: " +
-                             place_text(type, layer, first_position + i));
+                             leaf_place_text(type, layer, first_position + i));
     }
     present = 1;
     to.digests[first_position + i] = digests[i];
@@ -297,7 +310,7 @@ void TraceBuilder::take(Column& from, LeafType type, std::uint32_t layer, std::u
     if (wanted != (from.present[i] != 0)) {
       throw std::logic_error(
           "TraceBuilder: " + std::string(wanted ? "missing: " : "not expected: ") +
-          place_text(type, layer, i));
+          leaf_place_text(type, layer, i));
     }
   }
   const auto begin = from.digests.begin() + static_cast<std::ptrdiff_t>(first);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "attest/base/bytes.h"
@@ -28,6 +29,8 @@ struct TraceShape {
 
   // Bytes of one payload of that type. kTokens: 4 * (positions + 1).
   std::uint64_t payload_bytes(LeafType type) const;
+  // Type of its elements: row_dtype, kv_dtype; binary32 for logits. None for kTokens.
+  Dtype payload_dtype(LeafType type) const;
   void check(
       const Reader& reader) const;  // malformed unless the counts are possible and within limits
   void write(Writer& writer) const;
@@ -78,6 +81,12 @@ struct LeafPlace {
 };
 std::optional<LeafPlace> first_difference(const Trace& a, const Trace& b);
 const char* leaf_type_name(LeafType type);
+// "row of layer 3, position 17", for messages.
+std::string leaf_place_text(LeafType type, std::uint32_t layer, std::uint64_t position);
+
+// The elements of a binary32 payload, which need not be aligned: they are little-endian, as is the
+// memory of every host that this builds for (BitwitnessPlatform.cmake).
+std::vector<float> payload_floats(ByteView payload);
 
 // The first element of a committed payload that is Inf or NaN, if any: no trace has one.
 std::optional<std::uint64_t> first_non_finite(ByteView payload, Dtype dtype);

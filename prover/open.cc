@@ -25,12 +25,6 @@ Error too_large(const std::string& what, std::uint64_t bytes, std::uint64_t max_
                      ", or audit by re-execution (--level full), which needs no opening");
 }
 
-std::vector<float> floats_of(ByteView bytes) {
-  std::vector<float> out(bytes.size() / sizeof(float));
-  std::memcpy(out.data(), bytes.data(), out.size() * sizeof(float));
-  return out;
-}
-
 }  // namespace
 
 std::vector<OpeningPass> plan_passes(const TraceShape& shape, const AuditSample& sample,
@@ -226,10 +220,10 @@ CellOperators open_operators(const ServedModel& model, const PlacedWeights& weig
   const Rerun rerun(model, weights, backend, claim, sample, pass, options);
 
   const std::int32_t positions[] = {static_cast<std::int32_t>(position)};
-  const std::vector<float> hidden = floats_of(rerun.payload(LeafType::kRow, layer, position));
+  const std::vector<float> hidden = payload_floats(rerun.payload(LeafType::kRow, layer, position));
   std::vector<float> key_values;
   for (std::uint64_t t = 0; t <= position; ++t) {
-    const std::vector<float> row = floats_of(rerun.payload(LeafType::kKeyValue, layer, t));
+    const std::vector<float> row = payload_floats(rerun.payload(LeafType::kKeyValue, layer, t));
     key_values.insert(key_values.end(), row.begin(), row.end());
   }
   const std::int64_t prefix = static_cast<std::int64_t>(position) + 1;

@@ -11,14 +11,6 @@ namespace {
 
 constexpr std::uint32_t kNanBits = 0x7fc00000U;
 
-// Committed payloads are little-endian binary32, as is this machine's memory (BitwitnessPlatform
-// refuses others); they need not be aligned.
-std::vector<float> floats_of(ByteView payload) {
-  std::vector<float> out(payload.size() / sizeof(float));
-  if (!out.empty()) std::memcpy(out.data(), payload.data(), out.size() * sizeof(float));
-  return out;
-}
-
 struct Difference {
   std::uint64_t element;
   std::uint32_t claimed_bits, computed_bits;
@@ -54,7 +46,7 @@ struct GatheredCells {
   GatheredCells(const LayerOpening& opening, std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       positions.push_back(static_cast<std::int32_t>(opening.positions()[i]));
-      const std::vector<float> row = floats_of(opening.input(i));
+      const std::vector<float> row = payload_floats(opening.input(i));
       hidden.insert(hidden.end(), row.begin(), row.end());
     }
     // The key-values stand at the beginning of the part, position by position.
@@ -206,7 +198,7 @@ std::vector<RowDifference> judge_heads(const EndsOpening& opening, const Claim& 
     std::vector<float> hidden;
     std::vector<SampleRequest> samples;
     for (std::size_t i = at; i < end; ++i) {
-      const std::vector<float> row = floats_of(opening.last_row(i));
+      const std::vector<float> row = payload_floats(opening.last_row(i));
       hidden.insert(hidden.end(), row.begin(), row.end());
       samples.push_back(sample_request(claim, opening.heads()[i]));
     }
