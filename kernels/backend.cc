@@ -49,6 +49,75 @@ Buffer::~Buffer() {
   if (data_ != nullptr) owner_->release(data_);
 }
 
+void Backend::require_memory(std::size_t, std::string_view) {}
+
+namespace {
+
+class NothingRecorded final : public Recordings {
+ public:
+  void run(std::uint64_t, const std::function<void()>& step) override { step(); }
+};
+
+}  // namespace
+
+std::unique_ptr<Recordings> Backend::make_recordings() {
+  return std::make_unique<NothingRecorded>();
+}
+
+void Backend::compose(const Product& product, const OperatorProbe& probe) {
+  const std::int64_t M = product.M;
+  const auto done = [&](std::string_view op, const float* x, std::int64_t width) {
+    if (probe) probe(op, x, width);
+  };
+  const float* x = product.x;
+  if (product.norm != nullptr) {
+    rms_norm(product.normed, x, *product.norm, product.eps, M);
+    done(product.norm_op, product.normed, product.norm->size);
+    x = product.normed;
+  }
+  for (int i = 0; i < product.part_count; ++i) {
+    const Product::Part& part = product.parts[i];
+    float* const dots = product.epilogue == Epilogue::kAdd ? product.dots : part.y;
+    matmul(dots, x, *part.W, M);
+    done(part.op, dots, part.W->rows);
+  }
+  const Product::Part& first = product.parts[0];
+  const std::int64_t width = first.W->rows;
+  switch (product.epilogue) {
+    case Epilogue::kStore:
+      break;
+    case Epilogue::kAdd:
+      add(first.y, product.residual, product.dots, M * width);
+      done(product.epilogue_op, first.y, width);
+      break;
+    case Epilogue::kSwiglu:
+      swiglu(first.y, first.y, product.parts[1].y, M * width);
+      done(product.epilogue_op, first.y, width);
+      break;
+  }
+}
+
+void Backend::compose(const RopeStore& arguments, const RowMap& rows, const OperatorProbe& probe) {
+  const std::int64_t head_dim = arguments.head_dim;
+  const auto done = [&](std::string_view op, const float* x, std::int64_t heads) {
+    if (probe) probe(op, x, heads * head_dim);
+  };
+  const std::int64_t heads = arguments.heads, kv_heads = arguments.kv_heads;
+  if (arguments.q_norm != nullptr) {
+    rms_norm(arguments.q, arguments.q, *arguments.q_norm, arguments.eps, rows.rows * heads);
+    done("q_norm", arguments.q, heads);
+  }
+  if (arguments.k_norm != nullptr) {
+    rms_norm(arguments.k, arguments.k, *arguments.k_norm, arguments.eps, rows.rows * kv_heads);
+    done("k_norm", arguments.k, kv_heads);
+  }
+  rope(arguments.q, heads, head_dim, arguments.cosines, arguments.sines, rows);
+  done("q_rope", arguments.q, heads);
+  rope(arguments.k, kv_heads, head_dim, arguments.cosines, arguments.sines, rows);
+  done("k_rope", arguments.k, kv_heads);
+  if (arguments.cache != nullptr) store_kv(*arguments.cache, arguments.k, arguments.v, rows);
+}
+
 std::vector<std::string> available_backends() {
   std::vector<std::string> names{"ref"};
   for (const char* isa : {"avx2", "avx512", "neon"}) {

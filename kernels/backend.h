@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,6 +22,7 @@
 #include "attest/base/bytes.h"
 #include "attest/base/hash_tree.h"
 #include "kernels/contract.h"
+#include "kernels/epilogue.h"
 #include "kernels/model/model.h"
 
 namespace bitwitness {
@@ -50,21 +52,42 @@ class Buffer {
 };
 
 // Which sequence and position each of the M rows of a step belongs to. Rows of one sequence stand
-// in ascending order of position. The host copies are always valid; the backend's are, too.
+// together, in ascending order of position. The host copies are always valid; the backend's are,
+// too.
 struct RowMap {
   std::int64_t rows = 0;
-  const std::int32_t* slot = nullptr;           // [M] index of the sequence's KV cache
+  const std::int32_t* slot = nullptr;           // [M] index of the sequence in the KV cache
   const std::int32_t* position = nullptr;       // [M]
   const std::int32_t* host_slot = nullptr;      // [M]
   const std::int32_t* host_position = nullptr;  // [M]
+  std::int64_t context = 0;                     // every position is below it
+  bool distinct_slots = false;                  // no two rows are of one sequence (decode)
 };
 
-// The KV cache of one layer: rows of kv_width binary32, keys after RoPE.
+// The paged KV cache of one layer: rows of kv_width binary32, keys after RoPE. Page p of a slot
+// holds its positions [64 p, 64 p + 64), one block of attention; which pages there are, kv_cache.h
+// says.
 struct LayerKv {
-  float* keys = nullptr;      // [slots, capacity, kv_width]
-  float* values = nullptr;    // [slots, capacity, kv_width]
-  std::int64_t capacity = 0;  // positions per slot
-  std::int64_t kv_width = 0;  // num_kv_heads * head_dim
+  static constexpr std::int64_t kPagePositions = contract::kAttentionBlock;
+
+  float* const* pages = nullptr;  // [slots, pages_per_slot], in the backend's memory
+  std::int64_t pages_per_slot = 0;
+  std::int64_t key_offset = 0;    // of the layer's keys in a page, in elements
+  std::int64_t value_offset = 0;  // of its values
+  std::int64_t kv_width = 0;      // num_kv_heads * head_dim
+
+  // The rows of one position, for backends in host memory.
+  float* key(std::int64_t slot, std::int64_t position) const {
+    return page(slot, position) + key_offset + position % kPagePositions * kv_width;
+  }
+  float* value(std::int64_t slot, std::int64_t position) const {
+    return page(slot, position) + value_offset + position % kPagePositions * kv_width;
+  }
+
+ private:
+  float* page(std::int64_t slot, std::int64_t position) const {
+    return pages[slot * pages_per_slot + position / kPagePositions];
+  }
 };
 
 // Where the first non-finite value stands; row is -1 if all are finite.
@@ -77,6 +100,56 @@ struct NonFinite {
 struct SampleRequest {
   contract::SamplingParams params;
   std::uint64_t draw = 0;  // uniform 64 bits from the seed and the position
+};
+
+// The name of an operator of a layer and its output x[M, width]: for those who look inside.
+using OperatorProbe = std::function<void(std::string_view op, const float* x, std::int64_t width)>;
+
+// One to three matrices of one type and width that multiply the same rows of x, with what stands
+// before and after them in a layer. y[M, N] = epilogue(norm(x[M, K]) W[N, K]^T) for each part.
+struct Product {
+  struct Part {
+    std::string_view op;  // its name for a probe
+    const Matrix* W = nullptr;
+    float* y = nullptr;  // [M, W->rows]; that of an `up` part is scratch
+  };
+  const float* x = nullptr;  // [M, K]
+  std::int64_t M = 0;
+  std::string_view norm_op;
+  const Vector* norm = nullptr;  // weight of an RMS norm that x passes first; null: x as it is
+  float eps = 0;
+  float* normed = nullptr;  // [M, K] scratch, with norm
+  Epilogue epilogue = Epilogue::kStore;
+  std::string_view epilogue_op;
+  const float* residual = nullptr;  // [M, N] of the one part, with kAdd; may be its y
+  float* dots = nullptr;            // [M, N] scratch, with kAdd
+  int part_count = 1;
+  Part parts[3];
+};
+
+// q[M, heads, head_dim] and k[M, kv_heads, head_dim] in place: RMS norm per head (Qwen3) where
+// there is a weight, then RoPE; then k and v[M, kv_width] enter the cache, unless it is null.
+struct RopeStore {
+  float* q = nullptr;
+  float* k = nullptr;
+  const float* v = nullptr;
+  const Vector* q_norm = nullptr;
+  const Vector* k_norm = nullptr;
+  float eps = 0;
+  const float* cosines = nullptr;  // [positions, head_dim / 2]
+  const float* sines = nullptr;    // [positions, head_dim / 2]
+  std::int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  const LayerKv* cache = nullptr;
+};
+
+// Steps that were seen before, by key (Backend::make_recordings).
+class Recordings {
+ public:
+  virtual ~Recordings() = default;
+  // Does what `step` does. For one key, `step` always calls the same operators with the same
+  // arguments, and none that waits; what the arguments point to may have changed. So a backend may
+  // record them and later replay them without calling `step`.
+  virtual void run(std::uint64_t key, const std::function<void()>& step) = 0;
 };
 
 class Backend {
@@ -98,6 +171,16 @@ class Backend {
   // must outlive the backend's use), others copy into a buffer appended to `owned`.
   virtual const std::byte* place(const std::byte* host, std::size_t bytes,
                                  std::vector<Buffer>& owned) = 0;
+
+  // Memory of the host that to_device and to_host take at full speed. Freed like any buffer.
+  virtual Buffer allocate_host(std::size_t bytes) { return allocate(bytes); }
+  // Throws an infrastructure error that says what is needed and what there is when `bytes` more
+  // than is allocated now do not fit. `what` they are for: "the weights of the model".
+  virtual void require_memory(std::size_t bytes, std::string_view what);
+  // How many rows a step should have at most to be computed well.
+  virtual std::int64_t preferred_rows() const { return 512; }
+  // An empty set of recordings, which must not outlive the backend or the buffers its steps use.
+  virtual std::unique_ptr<Recordings> make_recordings();
 
   // ---- Operators.
   // out[m, :] = upcast(E[token[m], :]); tokens in [0, E.rows).
@@ -121,24 +204,40 @@ class Backend {
                          std::int64_t kv_heads, std::int64_t head_dim, const RowMap& rows) = 0;
   // out[m, i] = silu(gate[m, i]) * up[m, i]. May be in place on either input.
   virtual void swiglu(float* out, const float* gate, const float* up, std::int64_t count) = 0;
-  // x[i] += y[i]
-  virtual void add(float* x, const float* y, std::int64_t count) = 0;
+  // out[i] = x[i] + y[i]. May be in place (out == x).
+  virtual void add(float* out, const float* x, const float* y, std::int64_t count) = 0;
   // out[i, :] = x[index[i], :], rows of `width` binary32; index in backend memory.
   virtual void gather_rows(float* out, const float* x, std::int64_t width,
                            const std::int32_t* index, std::int64_t count) = 0;
 
-  // ---- Commitment.
-  // host_out[m] = leaf digest (attest/base/hash_tree.h) of the payload of row m: first_bytes bytes
-  // at first + m * first_bytes, then second_bytes bytes at second + m * second_bytes (0: nothing).
-  // Positions come from `rows`. Waits.
-  virtual void hash_rows(Digest* host_out, LeafType type, std::uint32_t layer, const float* first,
-                         std::size_t first_bytes, const float* second, std::size_t second_bytes,
-                         const RowMap& rows) = 0;
+  // ---- Operators together: what a backend may do in fewer passes, with the same bits. As they
+  // stand here they call the operators above, and `probe`, if any, with each one's output.
+  virtual void product(const Product& product) { compose(product, {}); }
+  virtual void rope_store(const RopeStore& arguments, const RowMap& rows) {
+    compose(arguments, rows, {});
+  }
+  void compose(const Product& product, const OperatorProbe& probe);
+  void compose(const RopeStore& arguments, const RowMap& rows, const OperatorProbe& probe);
+
+  // ---- Commitment. Nothing here waits but find_non_finite.
+  // out[l * M + m] = leaf digest (attest/base/hash_tree.h) of type `type` and layer first_layer + l
+  // for row m of group l < layers, in backend memory. The payload of a row are first_bytes bytes at
+  // first + (l * M + m) * first_bytes, then second_bytes bytes of `second` likewise (0: nothing).
+  // Positions come from `rows`. It may run beside later operators, so that neither payloads nor
+  // `out` are to be touched before finish_hashing().
+  virtual void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
+                         const float* first, std::size_t first_bytes, const float* second,
+                         std::size_t second_bytes, const RowMap& rows) = 0;
+  // Later operators run after every hash_rows so far.
+  virtual void finish_hashing() {}
+  // Sets *flag to 1 if any of x[count] is not finite, else leaves it. Backend memory.
+  virtual void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) = 0;
   // The first non-finite element of x[M, width] in row-major order. Waits.
   virtual NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) = 0;
-  // host_out[m] = the token drawn from logits[m, 0..vocab). Logits are finite. Waits.
-  virtual void sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
-                      std::span<const SampleRequest> requests) = 0;
+  // out[m] = the token drawn from logits[m, 0..vocab) by requests[m], m < M, all in backend memory.
+  // Where a logit is not finite, any token or none.
+  virtual void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
+                      const SampleRequest* requests, std::int64_t M) = 0;
 };
 
 // Devices by name: "auto" (cuda if a usable one is there, else cpu), "cpu" (the fastest host

@@ -36,19 +36,39 @@ CellRunner::CellRunner(const ModelConfig& config, Backend& backend, std::int64_t
   backend.to_device(sines_.as<void>(), tables.sines.data(), table_bytes);
   const std::int64_t rows = std::min(positions, kMaxRows);
   hidden_ = backend.allocate(floats(rows, config.hidden_size));
+  next_hidden_ = backend.allocate(floats(rows, config.hidden_size));
+  keys_ = backend.allocate(floats(rows, config.kv_size()));
+  values_ = backend.allocate(floats(rows, config.kv_size()));
+  request_ = backend.allocate(sizeof(SampleRequest));
+  sampled_ = backend.allocate(sizeof(std::int32_t));
   slot_ = backend.allocate(static_cast<std::size_t>(kMaxRows) * sizeof(std::int32_t));
   position_ = backend.allocate(static_cast<std::size_t>(kMaxRows) * sizeof(std::int32_t));
   const std::vector<std::int32_t> zeros(kMaxRows, 0);
   backend.to_device(slot_.as<void>(), zeros.data(), zeros.size() * sizeof(std::int32_t));
 }
 
-void CellRunner::load_key_values(const CellInputs& inputs) {
+// The given keys, then the given values, as the pages of one sequence.
+LayerKv CellRunner::load_key_values(const CellInputs& inputs) {
   const std::int64_t width = config_.kv_size();
-  const std::size_t bytes = floats(inputs.prefix, width);
-  if (keys_.bytes() < bytes) {
-    keys_ = backend_.allocate(bytes);
-    values_ = backend_.allocate(bytes);
+  const std::int64_t pages =
+      (inputs.prefix + LayerKv::kPagePositions - 1) / LayerKv::kPagePositions;
+  const std::int64_t page_floats = LayerKv::kPagePositions * width;
+  if (cache_.bytes() < floats(2 * pages, page_floats)) {
+    cache_ = backend_.allocate(floats(2 * pages, page_floats));
+    pages_ = backend_.allocate(static_cast<std::size_t>(pages) * sizeof(float*));
+    std::vector<float*> table;
+    for (std::int64_t p = 0; p < pages; ++p) {
+      table.push_back(cache_.as<float>() + p * page_floats);
+    }
+    backend_.to_device(pages_.as<void>(), table.data(), table.size() * sizeof(float*));
   }
+  LayerKv cache;
+  cache.pages = pages_.as<float*>();
+  cache.pages_per_slot = pages;
+  cache.value_offset = pages * page_floats;
+  cache.kv_width = width;
+  float* const cached_keys = cache_.as<float>();
+  float* const cached_values = cached_keys + cache.value_offset;
   // In pieces, so that no second copy of a long prefix is made.
   std::vector<float> keys, values;
   for (std::int64_t at = 0; at < inputs.prefix; at += kMaxRows) {
@@ -61,17 +81,17 @@ void CellRunner::load_key_values(const CellInputs& inputs) {
       keys.insert(keys.end(), row.begin(), row.begin() + width);
       values.insert(values.end(), row.begin() + width, row.end());
     }
-    backend_.to_device(keys_.as<float>() + at * width, keys.data(), floats(count, width));
-    backend_.to_device(values_.as<float>() + at * width, values.data(), floats(count, width));
+    backend_.to_device(cached_keys + at * width, keys.data(), floats(count, width));
+    backend_.to_device(cached_values + at * width, values.data(), floats(count, width));
   }
+  return cache;
 }
 
 CellOutputs CellRunner::run(const LayerWeights& weights, const CellInputs& inputs,
                             OperatorOutputs* operators) {
   const std::int64_t M = static_cast<std::int64_t>(inputs.positions.size());
   const std::int64_t hidden = config_.hidden_size, width = config_.kv_size();
-  load_key_values(inputs);
-  const LayerKv cache{keys_.as<float>(), values_.as<float>(), inputs.prefix, width};
+  const LayerKv cache = load_key_values(inputs);
   const RopeView rope{cosines_.as<float>(), sines_.as<float>()};
   const std::vector<std::int32_t> zeros(kMaxRows, 0);
   OperatorProbe probe;
@@ -87,19 +107,22 @@ CellOutputs CellRunner::run(const LayerWeights& weights, const CellInputs& input
   out.keys.resize(static_cast<std::size_t>(M * width));
   out.values.resize(out.keys.size());
   out.hidden.resize(static_cast<std::size_t>(M * hidden));
-  float* h = hidden_.as<float>();
+  const LayerRows layer{hidden_.as<float>(), next_hidden_.as<float>(), keys_.as<float>(),
+                        values_.as<float>()};
   for (std::int64_t at = 0; at < M; at += kMaxRows) {
     const std::int64_t count = std::min(kMaxRows, M - at);
-    backend_.to_device(h, inputs.hidden.data() + at * hidden, floats(count, hidden));
+    backend_.to_device(hidden_.as<void>(), inputs.hidden.data() + at * hidden,
+                       floats(count, hidden));
     backend_.to_device(position_.as<void>(), inputs.positions.data() + at,
                        static_cast<std::size_t>(count) * sizeof(std::int32_t));
-    const RowMap rows{count, slot_.as<std::int32_t>(), position_.as<std::int32_t>(), zeros.data(),
-                      inputs.positions.data() + at};
-    layer_forward(backend_, config_, weights, rope, cache, rows, scratch_, h, CacheUse::kReadOnly,
-                  probe);
-    backend_.to_host(out.keys.data() + at * width, scratch_.k.as<float>(), floats(count, width));
-    backend_.to_host(out.values.data() + at * width, scratch_.v.as<float>(), floats(count, width));
-    backend_.to_host(out.hidden.data() + at * hidden, h, floats(count, hidden));
+    const RowMap rows{count,        slot_.as<std::int32_t>(),     position_.as<std::int32_t>(),
+                      zeros.data(), inputs.positions.data() + at, inputs.prefix,
+                      count == 1};
+    layer_forward(backend_, config_, weights, rope, cache, rows, scratch_, layer,
+                  CacheUse::kReadOnly, probe);
+    backend_.to_host(out.keys.data() + at * width, layer.k, floats(count, width));
+    backend_.to_host(out.values.data() + at * width, layer.v, floats(count, width));
+    backend_.to_host(out.hidden.data() + at * hidden, layer.out, floats(count, hidden));
   }
   return out;
 }
@@ -140,7 +163,10 @@ CellRunner::Heads CellRunner::heads(const ModelWeights& weights, std::span<const
       out.tokens.emplace_back();
       if (backend_.find_non_finite(row, vocab, 1).row >= 0) continue;
       std::int32_t token = 0;
-      backend_.sample(&token, row, vocab, samples.subspan(static_cast<std::size_t>(at + m), 1));
+      backend_.to_device(request_.as<void>(), &samples[static_cast<std::size_t>(at + m)],
+                         sizeof(SampleRequest));
+      backend_.sample(sampled_.as<std::int32_t>(), row, vocab, request_.as<SampleRequest>(), 1);
+      backend_.to_host(&token, sampled_.as<void>(), sizeof token);
       out.tokens.back() = token;
     }
   }

@@ -65,16 +65,18 @@ class CellRunner {
   static constexpr std::int64_t kMaxHeads = 32;
 
  private:
-  void load_key_values(const CellInputs& inputs);
+  LayerKv load_key_values(const CellInputs& inputs);
 
   const ModelConfig& config_;
   Backend& backend_;
   std::int64_t positions_;
   LayerScratch scratch_;
   Buffer cosines_, sines_;
-  Buffer hidden_, slot_, position_;
-  Buffer keys_, values_;  // grown to the largest prefix
-  Buffer logits_;         // made when a head is first asked for
+  Buffer hidden_, next_hidden_, keys_, values_;  // rows of a call
+  Buffer slot_, position_;
+  Buffer cache_, pages_;      // grown to the largest prefix
+  Buffer logits_;             // made when a head is first asked for
+  Buffer request_, sampled_;  // of one head
 };
 
 }  // namespace bitwitness

@@ -1,13 +1,18 @@
 #include "kernels/engine.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <initializer_list>
 
 namespace bitwitness {
 namespace {
 
 // Rows whose logits are computed together; bounds the memory of wide vocabularies.
-constexpr std::int64_t kMaxEmitRows = 32;
+constexpr std::int64_t kMaxEmitRows = 64;
+
+// Steps of at most so many rows keep the rows of all layers, so that they are hashed together at
+// the end; longer ones hash layer by layer.
+constexpr std::int64_t kShortStepRows = 64;
 
 // rows * width * 4 bytes, refused before it can overflow.
 std::size_t checked_bytes(std::initializer_list<std::int64_t> factors, const char* what) {
@@ -21,7 +26,8 @@ std::size_t checked_bytes(std::initializer_list<std::int64_t> factors, const cha
   return bytes;
 }
 
-EngineOptions checked(const EngineOptions& options, const ModelConfig& config) {
+EngineOptions checked(EngineOptions options, const ModelConfig& config, const Backend& backend) {
+  if (options.max_rows == 0) options.max_rows = backend.preferred_rows();
   if (options.slots < 1 || options.max_rows < 1 || options.capacity < 1) {
     throw usage_error("engine: sequences, rows and positions must be at least 1");
   }
@@ -42,6 +48,66 @@ std::string non_finite_message(const std::string& op, std::int64_t layer, std::i
          "). The run ends here; this model cannot be run on this prompt under this arithmetic";
 }
 
+// `pages`, rounded up to two significant bits: launches are sized by it, and a step is recorded
+// anew when it changes.
+std::int64_t rounded_pages(std::int64_t pages) {
+  std::int64_t unit = 1;
+  while (pages > 4 * unit) unit *= 2;
+  return (pages + unit - 1) / unit * unit;
+}
+
+constexpr std::size_t align_up(std::size_t at, std::size_t alignment) {
+  return (at + alignment - 1) / alignment * alignment;
+}
+
+}  // namespace
+
+struct Engine::StepLayout {
+  std::int64_t M, emitted;
+  std::size_t slot, position, token, emit_index, emit_slot, emit_position, requests;
+  std::size_t flag;  // the last input and the first output
+  std::size_t rows, key_values, logits, tokens, end;
+
+  StepLayout(std::int64_t rows_of_step, std::int64_t emitted_rows, std::int64_t layers)
+      : M(rows_of_step), emitted(emitted_rows) {
+    std::size_t at = 0;
+    const auto take = [&](std::int64_t count, std::size_t bytes) {
+      const std::size_t begin = at;
+      at += static_cast<std::size_t>(count) * bytes;
+      return begin;
+    };
+    slot = take(M, sizeof(std::int32_t));
+    position = take(M, sizeof(std::int32_t));
+    token = take(M, sizeof(std::int32_t));
+    emit_index = take(emitted, sizeof(std::int32_t));
+    emit_slot = take(emitted, sizeof(std::int32_t));
+    emit_position = take(emitted, sizeof(std::int32_t));
+    at = align_up(at, alignof(SampleRequest));
+    requests = take(emitted, sizeof(SampleRequest));
+    at = align_up(at, sizeof(Digest));
+    flag = take(1, sizeof(Digest));
+    rows = take((layers + 1) * M, sizeof(Digest));
+    key_values = take(layers * M, sizeof(Digest));
+    logits = take(emitted, sizeof(Digest));
+    tokens = take(emitted, sizeof(std::int32_t));
+    end = at;
+  }
+  std::size_t inputs_end() const { return flag + sizeof(Digest); }
+};
+
+struct Engine::Step {
+  StepLayout at;
+  RowMap rows, emitted;
+  bool emits_all = false;  // row m is the emitted row m
+};
+
+namespace {
+
+template <class T>
+T* part(const Buffer& buffer, std::size_t offset) {
+  return reinterpret_cast<T*>(buffer.as<std::byte>() + offset);
+}
+
 }  // namespace
 
 NonFiniteError::NonFiniteError(const std::string& op_name, std::int64_t at_layer,
@@ -58,10 +124,11 @@ NonFiniteError::NonFiniteError(const std::string& op_name, std::int64_t at_layer
 Engine::Engine(const ModelConfig& config, const PlacedWeights& weights, Backend& backend,
                const EngineOptions& options)
     : backend_(backend),
-      options_(checked(options, config)),
+      options_(checked(options, config, backend)),
       config_(config),
       weights_(weights.weights()),
-      scratch_(backend, config, std::max(options_.max_rows, kMaxEmitRows)) {
+      scratch_(backend, config, std::max(options_.max_rows, kMaxEmitRows)),
+      cache_(config, backend, options_.slots, options_.capacity) {
   const RopeTables tables = rope_tables(rope_inverse_frequencies(config), options_.capacity);
   const std::size_t table_bytes = tables.cosines.size() * sizeof(float);
   cosines_ = backend.allocate(table_bytes);
@@ -69,43 +136,30 @@ Engine::Engine(const ModelConfig& config, const PlacedWeights& weights, Backend&
   backend.to_device(cosines_.as<void>(), tables.cosines.data(), table_bytes);
   backend.to_device(sines_.as<void>(), tables.sines.data(), table_bytes);
 
-  const std::size_t cache_bytes = checked_bytes(
-      {config.num_layers, options_.slots, options_.capacity, config.kv_size()}, "the KV cache");
-  keys_ = backend.allocate(cache_bytes);
-  values_ = backend.allocate(cache_bytes);
-  hidden_ =
-      backend.allocate(checked_bytes({options_.max_rows, config.hidden_size}, "the hidden rows"));
+  const std::int64_t max_rows = options_.max_rows, layers = config.num_layers;
+  const std::int64_t short_rows = std::min(max_rows, kShortStepRows);
+  const std::int64_t hidden = std::max((layers + 1) * short_rows, 2 * max_rows);
+  const std::int64_t key_values = std::max(layers * short_rows, max_rows);
+  hidden_ = backend.allocate(checked_bytes({hidden, config.hidden_size}, "the hidden rows"));
+  keys_ = backend.allocate(checked_bytes({key_values, config.kv_size()}, "the key rows"));
+  values_ = backend.allocate(checked_bytes({key_values, config.kv_size()}, "the value rows"));
   emitted_hidden_ =
       backend.allocate(checked_bytes({kMaxEmitRows, config.hidden_size}, "the hidden rows"));
   logits_ = backend.allocate(checked_bytes({kMaxEmitRows, config.vocab_size}, "the logits"));
-  const std::size_t index_bytes =
-      static_cast<std::size_t>(options_.max_rows) * sizeof(std::int32_t);
-  for (Buffer* buffer : {&slot_, &position_, &token_, &emit_index_}) {
-    *buffer = backend.allocate(index_bytes);
-  }
+  const std::size_t step_bytes = StepLayout(max_rows, max_rows, layers).end;
+  host_step_ = backend.allocate_host(step_bytes);
+  step_ = backend.allocate(step_bytes);
+  recordings_ = backend.make_recordings();
 }
 
-LayerKv Engine::layer_kv(std::int64_t layer) const {
-  const std::int64_t width = config().kv_size();
-  const std::int64_t at = layer * options_.slots * options_.capacity * width;
-  return {keys_.as<float>() + at, values_.as<float>() + at, options_.capacity, width};
+float* Engine::hidden_rows(std::int64_t layer, std::int64_t M) const {
+  const std::int64_t group = M <= kShortStepRows ? layer : layer % 2;
+  return hidden_.as<float>() + group * M * config_.hidden_size;
 }
 
-RowMap Engine::upload_rows(std::span<const StepRow> rows) {
-  host_slot_.clear();
-  host_position_.clear();
-  host_token_.clear();
-  for (const StepRow& row : rows) {
-    host_slot_.push_back(row.slot);
-    host_position_.push_back(row.position);
-    host_token_.push_back(row.token);
-  }
-  const std::size_t bytes = rows.size() * sizeof(std::int32_t);
-  backend_.to_device(slot_.as<void>(), host_slot_.data(), bytes);
-  backend_.to_device(position_.as<void>(), host_position_.data(), bytes);
-  backend_.to_device(token_.as<void>(), host_token_.data(), bytes);
-  return {static_cast<std::int64_t>(rows.size()), slot_.as<std::int32_t>(),
-          position_.as<std::int32_t>(), host_slot_.data(), host_position_.data()};
+float* Engine::key_value_rows(const Buffer& buffer, std::int64_t layer, std::int64_t M) const {
+  const std::int64_t group = M <= kShortStepRows ? layer : 0;
+  return buffer.as<float>() + group * M * config_.kv_size();
 }
 
 std::vector<std::int32_t> Engine::step(std::span<const StepRow> rows,
@@ -137,57 +191,207 @@ std::vector<std::int32_t> Engine::step(std::span<const StepRow> rows,
   return sampled;
 }
 
-void Engine::commit(LeafType type, std::uint32_t layer, const RowMap& rows, const float* first,
-                    std::int64_t first_width, const float* second, std::int64_t second_width,
-                    const StepObserver& observer) {
-  const std::size_t first_bytes = static_cast<std::size_t>(first_width) * sizeof(float);
-  const std::size_t second_bytes = static_cast<std::size_t>(second_width) * sizeof(float);
-  const std::size_t count = static_cast<std::size_t>(rows.rows);
-  if (observer.on_leaves) {
-    digests_.resize(count);
-    backend_.hash_rows(digests_.data(), type, layer, first, first_bytes, second, second_bytes,
-                       rows);
-    observer.on_leaves(type, layer, rows, digests_.data());
+// Inputs into the host's buffer, pages for every row.
+Engine::Step Engine::prepare(std::span<const StepRow> rows) {
+  const std::int64_t M = static_cast<std::int64_t>(rows.size());
+  const std::int64_t emitted =
+      std::count_if(rows.begin(), rows.end(), [](const StepRow& row) { return row.emit; });
+  Step step{StepLayout(M, emitted, config_.num_layers), {}, {}};
+  const StepLayout& at = step.at;
+  auto* slot = part<std::int32_t>(host_step_, at.slot);
+  auto* position = part<std::int32_t>(host_step_, at.position);
+  auto* token = part<std::int32_t>(host_step_, at.token);
+  auto* emit_index = part<std::int32_t>(host_step_, at.emit_index);
+  auto* emit_slot = part<std::int32_t>(host_step_, at.emit_slot);
+  auto* emit_position = part<std::int32_t>(host_step_, at.emit_position);
+  auto* requests = part<SampleRequest>(host_step_, at.requests);
+  std::int64_t context = 0, e = 0;
+  step.rows.distinct_slots = true;
+  std::vector<bool> seen(static_cast<std::size_t>(options_.slots), false);
+  for (std::int64_t m = 0; m < M; ++m) {
+    const StepRow& row = rows[static_cast<std::size_t>(m)];
+    cache_.reserve(row.slot, row.position + 1);
+    slot[m] = row.slot;
+    position[m] = row.position;
+    token[m] = row.token;
+    context = std::max<std::int64_t>(context, row.position + 1);
+    if (seen[static_cast<std::size_t>(row.slot)]) step.rows.distinct_slots = false;
+    seen[static_cast<std::size_t>(row.slot)] = true;
+    if (!row.emit) continue;
+    emit_index[e] = static_cast<std::int32_t>(m);
+    emit_slot[e] = row.slot;
+    emit_position[e] = row.position;
+    requests[e++] = row.sample;
   }
-  if (observer.on_values && (!observer.wants_values || observer.wants_values(type, layer))) {
-    host_first_.resize(count * static_cast<std::size_t>(first_width));
-    host_second_.resize(count * static_cast<std::size_t>(second_width));
-    backend_.to_host(host_first_.data(), first, count * first_bytes);
-    if (second != nullptr) backend_.to_host(host_second_.data(), second, count * second_bytes);
-    observer.on_values(type, layer, rows, host_first_.data(), first_width, host_second_.data(),
-                       second_width);
+  step.emits_all = emitted == M;
+  const std::int64_t pages = (context + LayerKv::kPagePositions - 1) / LayerKv::kPagePositions;
+  step.rows.context = rounded_pages(pages) * LayerKv::kPagePositions;
+  step.rows.rows = M;
+  step.rows.slot = part<std::int32_t>(step_, at.slot);
+  step.rows.position = part<std::int32_t>(step_, at.position);
+  step.rows.host_slot = slot;
+  step.rows.host_position = position;
+  step.emitted = step.rows;
+  step.emitted.rows = emitted;
+  step.emitted.slot = part<std::int32_t>(step_, at.emit_slot);
+  step.emitted.position = part<std::int32_t>(step_, at.emit_position);
+  step.emitted.host_slot = emit_slot;
+  step.emitted.host_position = emit_position;
+  *part<Digest>(host_step_, at.flag) = {};
+  return step;
+}
+
+void Engine::step_chunk(std::span<const StepRow> rows, const StepObserver& observer,
+                        std::vector<std::int32_t>& sampled) {
+  const Step step = prepare(rows);
+  const StepLayout& at = step.at;
+  cache_.upload();
+  backend_.to_device(step_.as<void>(), host_step_.as<void>(), at.inputs_end());
+  if (step.rows.distinct_slots && step.emits_all && at.M <= kShortStepRows && !observer.on_values) {
+    const std::uint64_t key = static_cast<std::uint64_t>(at.M) << 40 |
+                              static_cast<std::uint64_t>(step.rows.context) << 1 |
+                              (observer.on_leaves ? 1 : 0);
+    recordings_->run(key, [&] { compute(step, observer); });
+  } else {
+    compute(step, observer);
+  }
+  backend_.to_host(part<void>(host_step_, at.flag), part<void>(step_, at.flag), at.end - at.flag);
+  if (*part<std::uint32_t>(host_step_, at.flag) != 0) report_non_finite(step);
+  deliver(step, observer);
+  const auto* tokens = part<std::int32_t>(host_step_, at.tokens);
+  sampled.insert(sampled.end(), tokens, tokens + at.emitted);
+}
+
+void Engine::compute(const Step& step, const StepObserver& observer) {
+  compute_layers(step, observer, {});
+  compute_heads(step, observer);
+  backend_.finish_hashing();
+}
+
+void Engine::compute_layers(const Step& step, const StepObserver& observer,
+                            const OperatorProbe& probe) {
+  const ModelConfig& config = config_;
+  const StepLayout& at = step.at;
+  const std::int64_t M = at.M, layers = config.num_layers;
+  const std::int64_t hidden = config.hidden_size, kv_width = config.kv_size();
+  const std::size_t hidden_bytes = static_cast<std::size_t>(hidden) * sizeof(float);
+  const std::size_t kv_bytes = static_cast<std::size_t>(kv_width) * sizeof(float);
+  const RopeView rope{cosines_.as<float>(), sines_.as<float>()};
+  const bool short_step = M <= kShortStepRows;
+  auto* flag = part<std::uint32_t>(step_, at.flag);
+  // Layers [first, first + count) of rows, and of key-values, into the trace.
+  const auto commit_rows = [&](std::int64_t first, std::int64_t count) {
+    if (probe) return;
+    const float* h = hidden_rows(first, M);
+    backend_.flag_non_finite(flag, h, count * M * hidden);
+    if (!observer.on_leaves) return;
+    backend_.hash_rows(part<Digest>(step_, at.rows) + first * M, LeafType::kRow,
+                       static_cast<std::uint32_t>(first), count, h, hidden_bytes, nullptr, 0,
+                       step.rows);
+  };
+  const auto commit_key_values = [&](std::int64_t first, std::int64_t count) {
+    if (probe) return;
+    const float* k = key_value_rows(keys_, first, M);
+    const float* v = key_value_rows(values_, first, M);
+    backend_.flag_non_finite(flag, k, count * M * kv_width);
+    backend_.flag_non_finite(flag, v, count * M * kv_width);
+    if (!observer.on_leaves) return;
+    backend_.hash_rows(part<Digest>(step_, at.key_values) + first * M, LeafType::kKeyValue,
+                       static_cast<std::uint32_t>(first), count, k, kv_bytes, v, kv_bytes,
+                       step.rows);
+  };
+
+  float* const embedded = hidden_rows(0, M);
+  backend_.embed(embedded, weights_.embedding, part<std::int32_t>(step_, at.token), M);
+  if (probe) probe("embedding", embedded, hidden);
+  show(LeafType::kRow, 0, step.rows, embedded, hidden, nullptr, 0, observer);
+  if (!short_step) commit_rows(0, 1);
+  for (std::int64_t l = 0; l < layers; ++l) {
+    const LayerRows rows{hidden_rows(l, M), hidden_rows(l + 1, M), key_value_rows(keys_, l, M),
+                         key_value_rows(values_, l, M)};
+    layer_forward(backend_, config, weights_.layers[static_cast<std::size_t>(l)], rope,
+                  cache_.layer(l), step.rows, scratch_, rows, CacheUse::kStore, probe);
+    const std::uint32_t layer = static_cast<std::uint32_t>(l);
+    show(LeafType::kKeyValue, layer, step.rows, rows.k, kv_width, rows.v, kv_width, observer);
+    show(LeafType::kRow, layer + 1, step.rows, rows.out, hidden, nullptr, 0, observer);
+    if (short_step) continue;
+    commit_key_values(l, 1);
+    commit_rows(l + 1, 1);
+    backend_.finish_hashing();  // the next layer overwrites the rows
+  }
+  if (!short_step) return;
+  commit_rows(0, layers + 1);
+  commit_key_values(0, layers);
+}
+
+void Engine::compute_heads(const Step& step, const StepObserver& observer) {
+  const ModelConfig& config = config_;
+  const StepLayout& at = step.at;
+  const std::int64_t vocab = config.vocab_size;
+  const float* const last = hidden_rows(config.num_layers, at.M);
+  float* const logits = logits_.as<float>();
+  for (std::int64_t e = 0; e < at.emitted; e += kMaxEmitRows) {
+    const std::int64_t count = std::min(kMaxEmitRows, at.emitted - e);
+    const float* rows = last + e * config.hidden_size;
+    if (!step.emits_all) {
+      backend_.gather_rows(emitted_hidden_.as<float>(), last, config.hidden_size,
+                           part<std::int32_t>(step_, at.emit_index) + e, count);
+      rows = emitted_hidden_.as<float>();
+    }
+    if (e != 0) backend_.finish_hashing();  // logits are overwritten
+    head_forward(backend_, config, weights_, rows, scratch_, count, logits);
+    RowMap emitted = step.emitted;
+    emitted.rows = count;
+    emitted.slot += e;
+    emitted.position += e;
+    emitted.host_slot += e;
+    emitted.host_position += e;
+    backend_.flag_non_finite(part<std::uint32_t>(step_, at.flag), logits, count * vocab);
+    if (observer.on_leaves) {
+      backend_.hash_rows(part<Digest>(step_, at.logits) + e, LeafType::kLogits, 0, 1, logits,
+                         static_cast<std::size_t>(vocab) * sizeof(float), nullptr, 0, emitted);
+    }
+    backend_.sample(part<std::int32_t>(step_, at.tokens) + e, logits, vocab,
+                    part<SampleRequest>(step_, at.requests) + e, count);
+    show(LeafType::kLogits, 0, emitted, logits, vocab, nullptr, 0, observer);
   }
 }
 
-void Engine::run_layers(const RowMap& rows, const StepObserver& observer,
-                        const OperatorProbe& probe) {
-  const ModelConfig& config = config_;
-  float* h = hidden_.as<float>();
-  const RopeView rope{cosines_.as<float>(), sines_.as<float>()};
-  const auto check = [&](const float* x, std::int64_t width) {
-    if (!probe && backend_.find_non_finite(x, width, rows.rows).row >= 0) report_non_finite(rows);
-  };
-  backend_.embed(h, weights_.embedding, token_.as<std::int32_t>(), rows.rows);
-  if (probe) probe("embedding", h, config.hidden_size);
-  check(h, config.hidden_size);
-  commit(LeafType::kRow, 0, rows, h, config.hidden_size, nullptr, 0, observer);
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    layer_forward(backend_, config, weights_.layers[static_cast<std::size_t>(layer)], rope,
-                  layer_kv(layer), rows, scratch_, h, CacheUse::kStore, probe);
-    check(scratch_.k.as<float>(), config.kv_size());
-    check(scratch_.v.as<float>(), config.kv_size());
-    check(h, config.hidden_size);
-    const std::uint32_t l = static_cast<std::uint32_t>(layer);
-    commit(LeafType::kKeyValue, l, rows, scratch_.k.as<float>(), config.kv_size(),
-           scratch_.v.as<float>(), config.kv_size(), observer);
-    commit(LeafType::kRow, l + 1, rows, h, config.hidden_size, nullptr, 0, observer);
+void Engine::show(LeafType type, std::uint32_t layer, const RowMap& rows, const float* first,
+                  std::int64_t first_width, const float* second, std::int64_t second_width,
+                  const StepObserver& observer) {
+  if (!observer.on_values || (observer.wants_values && !observer.wants_values(type, layer))) return;
+  const std::size_t count = static_cast<std::size_t>(rows.rows);
+  host_first_.resize(count * static_cast<std::size_t>(first_width));
+  host_second_.resize(count * static_cast<std::size_t>(second_width));
+  backend_.to_host(host_first_.data(), first, host_first_.size() * sizeof(float));
+  if (second != nullptr) {
+    backend_.to_host(host_second_.data(), second, host_second_.size() * sizeof(float));
   }
+  observer.on_values(type, layer, rows, host_first_.data(), first_width, host_second_.data(),
+                     second_width);
+}
+
+void Engine::deliver(const Step& step, const StepObserver& observer) {
+  if (!observer.on_leaves) return;
+  const StepLayout& at = step.at;
+  const auto* rows = part<Digest>(host_step_, at.rows);
+  const auto* key_values = part<Digest>(host_step_, at.key_values);
+  for (std::int64_t l = 0; l <= config_.num_layers; ++l) {
+    const std::uint32_t layer = static_cast<std::uint32_t>(l);
+    observer.on_leaves(LeafType::kRow, layer, step.rows, rows + l * at.M);
+    if (l == config_.num_layers) continue;
+    observer.on_leaves(LeafType::kKeyValue, layer, step.rows, key_values + l * at.M);
+  }
+  if (at.emitted == 0) return;
+  observer.on_leaves(LeafType::kLogits, 0, step.emitted, part<Digest>(host_step_, at.logits));
 }
 
 // Runs the rows of the failing step again, looking after each operator, to name the first one whose
 // output is not finite. Cache rows are written again with the same bits.
-void Engine::report_non_finite(const RowMap& rows) {
+void Engine::report_non_finite(const Step& step) {
   std::int64_t layer = -1;  // the embedding counts as layer 0's input
+  const RowMap& rows = step.rows;
   const OperatorProbe probe = [&](std::string_view op, const float* x, std::int64_t width) {
     if (op == "input_norm") ++layer;
     const NonFinite found = backend_.find_non_finite(x, width, rows.rows);
@@ -195,48 +399,21 @@ void Engine::report_non_finite(const RowMap& rows) {
     throw NonFiniteError(std::string(op), std::max<std::int64_t>(layer, 0),
                          rows.host_slot[found.row], rows.host_position[found.row], found.element);
   };
-  run_layers(rows, {}, probe);
+  compute_layers(step, {}, probe);
+  StepObserver heads;
+  heads.wants_values = [](LeafType type, std::uint32_t) { return type == LeafType::kLogits; };
+  heads.on_values = [&](LeafType, std::uint32_t, const RowMap& emitted, const float* logits,
+                        std::int64_t width, const float*, std::int64_t) {
+    for (std::int64_t i = 0; i < emitted.rows * width; ++i) {
+      if (contract::is_finite(logits[i])) continue;
+      throw NonFiniteError("lm_head", config_.num_layers, emitted.host_slot[i / width],
+                           emitted.host_position[i / width], i % width);
+    }
+  };
+  compute_heads(step, heads);
   throw infrastructure_error(
       "a non-finite value appeared and did not appear again when the step was repeated: the device "
       "does not compute reproducibly; do not trust it");
-}
-
-void Engine::step_chunk(std::span<const StepRow> rows, const StepObserver& observer,
-                        std::vector<std::int32_t>& sampled) {
-  const ModelConfig& config = config_;
-  const RowMap map = upload_rows(rows);
-  run_layers(map, observer, {});
-
-  std::vector<std::int32_t> emitting;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].emit) emitting.push_back(static_cast<std::int32_t>(i));
-  }
-  for (std::size_t at = 0; at < emitting.size(); at += kMaxEmitRows) {
-    const std::size_t count =
-        std::min(static_cast<std::size_t>(kMaxEmitRows), emitting.size() - at);
-    const std::int64_t M = static_cast<std::int64_t>(count);
-    std::vector<StepRow> chunk;
-    std::vector<SampleRequest> requests;
-    for (std::size_t i = 0; i < count; ++i) {
-      chunk.push_back(rows[static_cast<std::size_t>(emitting[at + i])]);
-      requests.push_back(chunk.back().sample);
-    }
-    backend_.to_device(emit_index_.as<void>(), emitting.data() + at, count * sizeof(std::int32_t));
-    backend_.gather_rows(emitted_hidden_.as<float>(), hidden_.as<float>(), config.hidden_size,
-                         emit_index_.as<std::int32_t>(), M);
-    float* logits = logits_.as<float>();
-    head_forward(backend_, config, weights_, emitted_hidden_.as<float>(), scratch_, M, logits);
-    const RowMap emitted = upload_rows(chunk);
-    const NonFinite found = backend_.find_non_finite(logits, config.vocab_size, M);
-    if (found.row >= 0) {
-      throw NonFiniteError("lm_head", config.num_layers, emitted.host_slot[found.row],
-                           emitted.host_position[found.row], found.element);
-    }
-    commit(LeafType::kLogits, 0, emitted, logits, config.vocab_size, nullptr, 0, observer);
-    std::vector<std::int32_t> tokens(count);
-    backend_.sample(tokens.data(), logits, config.vocab_size, requests);
-    sampled.insert(sampled.end(), tokens.begin(), tokens.end());
-  }
 }
 
 }  // namespace bitwitness

@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "attest/base/error.h"
 #include "kernels/backend.h"
+#include "kernels/kv_cache.h"
 #include "kernels/layer.h"
 #include "kernels/model/model.h"
 #include "kernels/rope_tables.h"
@@ -28,6 +30,7 @@ struct StepRow {
 };
 
 // What a step commits to. Any callback may be empty; what it would need is then not computed.
+// on_leaves is called once the rows of a step are done, on_values in between.
 struct StepObserver {
   // Leaf digests of `rows` (layer l: row h[l] for l in [0, L], key-value l in [0, L), logits with l
   // = 0). rows.host_slot and rows.host_position say whose they are; digests[m] belongs to row m.
@@ -59,9 +62,10 @@ class NonFiniteError : public Error {
 };
 
 struct EngineOptions {
-  std::int64_t slots = 1;       // sequences at a time
-  std::int64_t capacity = 0;    // positions per sequence, at most config.max_positions
-  std::int64_t max_rows = 512;  // rows computed together; longer steps are cut (bits do not change)
+  std::int64_t slots = 1;     // sequences at a time
+  std::int64_t capacity = 0;  // positions per sequence, at most config.max_positions
+  // Rows computed together; longer steps are cut (bits do not change). 0: what suits the backend.
+  std::int64_t max_rows = 0;
 };
 
 class Engine {
@@ -73,39 +77,55 @@ class Engine {
   Engine(const ModelConfig& config, const PlacedWeights& weights, Backend& backend,
          const EngineOptions& options);
 
-  // Runs `rows` (of one slot: ascending consecutive positions, all earlier ones already run)
-  // through the model and returns the sampled token of each row with emit, in order. Token ids must
-  // be in the vocabulary and positions in [0, capacity), else a usage error.
+  // Runs `rows` (of one slot: together, ascending consecutive positions, all earlier ones already
+  // run) through the model and returns the sampled token of each row with emit, in order. Token ids
+  // must be in the vocabulary and positions in [0, capacity), else a usage error.
   std::vector<std::int32_t> step(std::span<const StepRow> rows, const StepObserver& observer);
+
+  // Takes memory for positions [0, positions) of a slot before it is needed; steps take what is
+  // missing. Throws an infrastructure error when there is not enough.
+  void reserve(std::int64_t slot, std::int64_t positions) { cache_.reserve(slot, positions); }
+  // The sequence of the slot has ended: its memory is free for others.
+  void release(std::int64_t slot) { cache_.release(slot); }
 
   const ModelConfig& config() const { return config_; }
   Backend& backend() { return backend_; }
   const EngineOptions& options() const { return options_; }
 
  private:
+  // A step's inputs and outputs as they lie in one buffer, so that one copy takes each across. A
+  // function of the numbers of rows and of emitted rows.
+  struct StepLayout;
+  struct Step;
+
   void step_chunk(std::span<const StepRow> rows, const StepObserver& observer,
                   std::vector<std::int32_t>& sampled);
-  void run_layers(const RowMap& rows, const StepObserver& observer, const OperatorProbe& probe);
-  void commit(LeafType type, std::uint32_t layer, const RowMap& rows, const float* first,
-              std::int64_t first_width, const float* second, std::int64_t second_width,
-              const StepObserver& observer);
-  [[noreturn]] void report_non_finite(const RowMap& rows);
-  LayerKv layer_kv(std::int64_t layer) const;
-  RowMap upload_rows(std::span<const StepRow> rows);
+  Step prepare(std::span<const StepRow> rows);
+  void compute(const Step& step, const StepObserver& observer);
+  void compute_layers(const Step& step, const StepObserver& observer, const OperatorProbe& probe);
+  void compute_heads(const Step& step, const StepObserver& observer);
+  void show(LeafType type, std::uint32_t layer, const RowMap& rows, const float* first,
+            std::int64_t first_width, const float* second, std::int64_t second_width,
+            const StepObserver& observer);
+  void deliver(const Step& step, const StepObserver& observer);
+  [[noreturn]] void report_non_finite(const Step& step);
+  // Where the rows of a layer stand in a step of M rows.
+  float* hidden_rows(std::int64_t layer, std::int64_t M) const;
+  float* key_value_rows(const Buffer& buffer, std::int64_t layer, std::int64_t M) const;
 
   Backend& backend_;
   EngineOptions options_;
   ModelConfig config_;
   const ModelWeights& weights_;
   LayerScratch scratch_;
-  Buffer cosines_, sines_;                       // [capacity, head_dim / 2]
-  Buffer keys_, values_;                         // [layers, slots, capacity, kv_width]
-  Buffer hidden_;                                // [max_rows, hidden]
-  Buffer emitted_hidden_;                        // [max_emit, hidden]
-  Buffer logits_;                                // [max_emit, vocab]
-  Buffer slot_, position_, token_, emit_index_;  // [max_rows] int32
-  std::vector<std::int32_t> host_slot_, host_position_, host_token_;
-  std::vector<Digest> digests_;
+  KvCache cache_;
+  Buffer cosines_, sines_;   // [capacity, head_dim / 2]
+  Buffer hidden_;            // rows of all layers of a short step, of two layers of a long one
+  Buffer keys_, values_;     // likewise, of one layer
+  Buffer emitted_hidden_;    // [max_emit, hidden]
+  Buffer logits_;            // [max_emit, vocab]
+  Buffer host_step_, step_;  // as StepLayout says
+  std::unique_ptr<Recordings> recordings_;  // ends before what they use
   std::vector<float> host_first_, host_second_;
 };
 

@@ -55,11 +55,8 @@ PlacedWeights::PlacedWeights(const ModelWeights& weights, Backend& backend)
 
 LayerScratch::LayerScratch(Backend& backend, const ModelConfig& config, std::int64_t max_rows) {
   const std::int64_t q_width = std::int64_t{config.num_heads} * config.head_dim;
-  const std::int64_t kv_width = std::int64_t{config.num_kv_heads} * config.head_dim;
   normed = backend.allocate(row_bytes(max_rows, config.hidden_size));
   q = backend.allocate(row_bytes(max_rows, q_width));
-  k = backend.allocate(row_bytes(max_rows, kv_width));
-  v = backend.allocate(row_bytes(max_rows, kv_width));
   attention = backend.allocate(row_bytes(max_rows, q_width));
   gate = backend.allocate(row_bytes(max_rows, config.intermediate_size));
   up = backend.allocate(row_bytes(max_rows, config.intermediate_size));
@@ -67,71 +64,90 @@ LayerScratch::LayerScratch(Backend& backend, const ModelConfig& config, std::int
 }
 
 void layer_forward(Backend& backend, const ModelConfig& config, const LayerWeights& weights,
-                   const RopeView& rope, const LayerKv& cache, const RowMap& rows,
-                   LayerScratch& scratch, float* h, CacheUse use, const OperatorProbe& probe) {
-  const std::int64_t M = rows.rows;
-  const std::int64_t hidden = config.hidden_size, intermediate = config.intermediate_size;
+                   const RopeView& rope, const LayerKv& cache, const RowMap& map,
+                   LayerScratch& scratch, const LayerRows& rows, CacheUse use,
+                   const OperatorProbe& probe) {
+  const std::int64_t M = map.rows;
   const std::int64_t heads = config.num_heads, kv_heads = config.num_kv_heads;
   const std::int64_t head_dim = config.head_dim;
   float* normed = scratch.normed.as<float>();
   float* q = scratch.q.as<float>();
-  float* k = scratch.k.as<float>();
-  float* v = scratch.v.as<float>();
   float* attention = scratch.attention.as<float>();
   float* gate = scratch.gate.as<float>();
   float* up = scratch.up.as<float>();
   float* projected = scratch.projected.as<float>();
-  const auto done = [&](std::string_view op, const float* x, std::int64_t width) {
-    if (probe) probe(op, x, width);
+  const auto run = [&](const Product& product) {
+    probe ? backend.compose(product, probe) : backend.product(product);
+  };
+  const auto norm_then = [&](std::string_view op, const float* x, const Vector& weight) {
+    Product product;
+    product.x = x;
+    product.M = M;
+    product.norm_op = op;
+    product.norm = &weight;
+    product.eps = config.rms_norm_eps;
+    product.normed = normed;
+    return product;
+  };
+  const auto project_and_add = [&](std::string_view op, const float* x, const Matrix& W,
+                                   std::string_view epilogue_op, const float* residual) {
+    Product product;
+    product.x = x;
+    product.M = M;
+    product.parts[0] = {op, &W, rows.out};
+    product.epilogue = Epilogue::kAdd;
+    product.epilogue_op = epilogue_op;
+    product.residual = residual;
+    product.dots = projected;
+    run(product);
   };
 
-  backend.rms_norm(normed, h, weights.input_norm, config.rms_norm_eps, M);
-  done("input_norm", normed, hidden);
-  backend.matmul(q, normed, weights.q, M);
-  done("q_proj", q, heads * head_dim);
-  backend.matmul(k, normed, weights.k, M);
-  done("k_proj", k, kv_heads * head_dim);
-  backend.matmul(v, normed, weights.v, M);
-  done("v_proj", v, kv_heads * head_dim);
-  if (weights.q_norm) {
-    backend.rms_norm(q, q, *weights.q_norm, config.rms_norm_eps, M * heads);
-    done("q_norm", q, heads * head_dim);
-  }
-  if (weights.k_norm) {
-    backend.rms_norm(k, k, *weights.k_norm, config.rms_norm_eps, M * kv_heads);
-    done("k_norm", k, kv_heads * head_dim);
-  }
-  backend.rope(q, heads, head_dim, rope.cosines, rope.sines, rows);
-  done("q_rope", q, heads * head_dim);
-  backend.rope(k, kv_heads, head_dim, rope.cosines, rope.sines, rows);
-  done("k_rope", k, kv_heads * head_dim);
-  if (use == CacheUse::kStore) backend.store_kv(cache, k, v, rows);
-  backend.attention(attention, q, cache, heads, kv_heads, head_dim, rows);
-  done("attention", attention, heads * head_dim);
-  backend.matmul(projected, attention, weights.o, M);
-  done("o_proj", projected, hidden);
-  backend.add(h, projected, M * hidden);
-  done("attention_residual", h, hidden);
+  Product qkv = norm_then("input_norm", rows.in, weights.input_norm);
+  qkv.part_count = 3;
+  qkv.parts[0] = {"q_proj", &weights.q, q};
+  qkv.parts[1] = {"k_proj", &weights.k, rows.k};
+  qkv.parts[2] = {"v_proj", &weights.v, rows.v};
+  run(qkv);
 
-  backend.rms_norm(normed, h, weights.post_attention_norm, config.rms_norm_eps, M);
-  done("post_attention_norm", normed, hidden);
-  backend.matmul(gate, normed, weights.gate, M);
-  done("gate_proj", gate, intermediate);
-  backend.matmul(up, normed, weights.up, M);
-  done("up_proj", up, intermediate);
-  backend.swiglu(gate, gate, up, M * intermediate);
-  done("swiglu", gate, intermediate);
-  backend.matmul(projected, gate, weights.down, M);
-  done("down_proj", projected, hidden);
-  backend.add(h, projected, M * hidden);
-  done("mlp_residual", h, hidden);
+  RopeStore rotate;
+  rotate.q = q;
+  rotate.k = rows.k;
+  rotate.v = rows.v;
+  rotate.q_norm = weights.q_norm ? &*weights.q_norm : nullptr;
+  rotate.k_norm = weights.k_norm ? &*weights.k_norm : nullptr;
+  rotate.eps = config.rms_norm_eps;
+  rotate.cosines = rope.cosines;
+  rotate.sines = rope.sines;
+  rotate.heads = heads;
+  rotate.kv_heads = kv_heads;
+  rotate.head_dim = head_dim;
+  rotate.cache = use == CacheUse::kStore ? &cache : nullptr;
+  probe ? backend.compose(rotate, map, probe) : backend.rope_store(rotate, map);
+  backend.attention(attention, q, cache, heads, kv_heads, head_dim, map);
+  if (probe) probe("attention", attention, heads * head_dim);
+  project_and_add("o_proj", attention, weights.o, "attention_residual", rows.in);
+
+  Product mlp = norm_then("post_attention_norm", rows.out, weights.post_attention_norm);
+  mlp.part_count = 2;
+  mlp.parts[0] = {"gate_proj", &weights.gate, gate};
+  mlp.parts[1] = {"up_proj", &weights.up, up};
+  mlp.epilogue = Epilogue::kSwiglu;
+  mlp.epilogue_op = "swiglu";
+  run(mlp);
+  project_and_add("down_proj", gate, weights.down, "mlp_residual", rows.out);
 }
 
 void head_forward(Backend& backend, const ModelConfig& config, const ModelWeights& weights,
                   const float* h, LayerScratch& scratch, std::int64_t rows, float* logits) {
-  float* normed = scratch.normed.as<float>();
-  backend.rms_norm(normed, h, weights.final_norm, config.rms_norm_eps, rows);
-  backend.matmul(logits, normed, weights.head, rows);
+  Product head;
+  head.x = h;
+  head.M = rows;
+  head.norm_op = "final_norm";
+  head.norm = &weights.final_norm;
+  head.eps = config.rms_norm_eps;
+  head.normed = scratch.normed.as<float>();
+  head.parts[0] = {"lm_head", &weights.head, logits};
+  backend.product(head);
 }
 
 }  // namespace bitwitness

@@ -46,8 +46,6 @@ struct LayerScratch {
   LayerScratch(Backend& backend, const ModelConfig& config, std::int64_t max_rows);
   Buffer normed;     // [M, hidden]
   Buffer q;          // [M, heads * head_dim]
-  Buffer k;          // [M, kv_width]
-  Buffer v;          // [M, kv_width]
   Buffer attention;  // [M, heads * head_dim]
   Buffer gate;       // [M, intermediate]
   Buffer up;         // [M, intermediate]
@@ -60,21 +58,24 @@ struct RopeView {
   const float* sines = nullptr;
 };
 
-// Called after each operator of a layer with its name and its output x[M, width]: used to name the
-// operator in which a value stopped being finite.
-using OperatorProbe = std::function<void(std::string_view op, const float* x, std::int64_t width)>;
-
 // Whose keys and values attention reads for the rows themselves: a run stores theirs in the cache
 // first, the replay of a cell reads a cache that holds what was committed for them.
 enum class CacheUse { kStore, kReadOnly };
 
-// One decoder layer over M rows: in h[l], out h[l+1] in place in `h` [M, hidden]. Leaves K
-// (after RoPE) and V of the rows in scratch.k and scratch.v [M, kv_width] and, with kStore, writes
-// them to the cache. Reads cache rows 0..position of each row's slot; those before the rows of this
-// call must have been written.
+// The rows that a layer reads and those that are committed of it, [M, width] each.
+struct LayerRows {
+  const float* in = nullptr;  // h[l], [M, hidden]
+  float* out = nullptr;       // h[l+1], [M, hidden]; may not be `in`
+  float* k = nullptr;         // [M, kv_width], after RoPE
+  float* v = nullptr;         // [M, kv_width]
+};
+
+// One decoder layer over M rows. With kStore, K and V of the rows enter the cache. Reads cache rows
+// 0..position of each row's slot; those before the rows of this call must have been written. With a
+// probe, operators run one by one and it sees the output of each, by name; the bits are the same.
 void layer_forward(Backend& backend, const ModelConfig& config, const LayerWeights& weights,
-                   const RopeView& rope, const LayerKv& cache, const RowMap& rows,
-                   LayerScratch& scratch, float* h, CacheUse use = CacheUse::kStore,
+                   const RopeView& rope, const LayerKv& cache, const RowMap& map,
+                   LayerScratch& scratch, const LayerRows& rows, CacheUse use = CacheUse::kStore,
                    const OperatorProbe& probe = {});
 
 // logits[M, vocab] of last hidden rows h[M, hidden] (not changed).

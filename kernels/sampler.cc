@@ -22,7 +22,7 @@ std::int32_t sample_token(const float* logits, std::int64_t vocab, const Samplin
   for (std::int32_t i = 1; i < vocab; ++i) {
     if (logit_key(logits[i]) > logit_key(logits[best])) best = i;
   }
-  if (params.temperature == 0.0f) return best;
+  if (params.temperature == 0.0f || !contract::is_finite(logits[best])) return best;
 
   const auto ranks_above = [&](std::int32_t a, std::int32_t b) {
     const std::uint32_t key_a = logit_key(logits[a]), key_b = logit_key(logits[b]);
@@ -34,7 +34,8 @@ std::int32_t sample_token(const float* logits, std::int64_t vocab, const Samplin
     std::nth_element(kept.begin(), kept.begin() + params.top_k, kept.end(), ranks_above);
     kept.resize(params.top_k);
   }
-  const auto weight_of = [&](std::int32_t id) {
+  const auto weight_of = [&](std::int32_t id) -> std::uint64_t {
+    if (!contract::is_finite(logits[id])) return 0;
     return sampler_weight(logits[id], logits[best], params.temperature);
   };
   std::uint64_t total = 0;

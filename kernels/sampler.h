@@ -9,9 +9,9 @@
 
 namespace bitwitness {
 
-// The token drawn from logits[vocab] (finite, vocab in [1, 2^24]). temperature 0: the greatest
-// logit, the lowest id among equals. Otherwise top_k, then top_p, then the draw, as section 8 says.
-// Pure.
+// The token drawn from logits[vocab] (vocab in [1, 2^24]). temperature 0: the greatest logit, the
+// lowest id among equals. Otherwise top_k, then top_p, then the draw, as section 8 says. Where a
+// logit is not finite, some id: such logits are never committed. Pure.
 std::int32_t sample_token(const float* logits, std::int64_t vocab,
                           const contract::SamplingParams& params, std::uint64_t draw);
 

@@ -6,6 +6,7 @@
 
 #include "attest/base/error.h"
 #include "attest/base/sha256.h"
+#include "kernels/kv_cache.h"
 #include "kernels/layer.h"
 #include "kernels/rope_tables.h"
 
@@ -98,27 +99,35 @@ std::string synthetic_run(Backend& backend) {
   const auto floats = [&](std::int64_t count) {
     return backend.allocate(static_cast<std::size_t>(count) * sizeof(float));
   };
+  KvCache cache(config, backend, 1, kPositions);
+  cache.reserve(0, kPositions);
+  cache.upload();
   const Buffer keys = floats(kPositions * config.kv_size());
   const Buffer values = floats(kPositions * config.kv_size());
+  const Buffer embedded = floats(kPositions * config.hidden_size);
   const Buffer h = floats(kPositions * config.hidden_size);
   const Buffer logits = floats(kPositions * config.vocab_size);
-  const RowMap rows{kPositions, slots.as<std::int32_t>(), positions.as<std::int32_t>(), slot.data(),
-                    position.data()};
+  const RowMap rows{kPositions,  slots.as<std::int32_t>(), positions.as<std::int32_t>(),
+                    slot.data(), position.data(),          kPositions,
+                    false};
   LayerScratch scratch(backend, config, kPositions);
 
-  backend.embed(h.as<float>(), placed.weights().embedding, tokens.as<std::int32_t>(), kPositions);
+  backend.embed(embedded.as<float>(), placed.weights().embedding, tokens.as<std::int32_t>(),
+                kPositions);
   layer_forward(backend, config, placed.weights().layers[0],
-                {cosines.as<float>(), sines.as<float>()},
-                {keys.as<float>(), values.as<float>(), kPositions, config.kv_size()}, rows, scratch,
-                h.as<float>());
+                {cosines.as<float>(), sines.as<float>()}, cache.layer(0), rows, scratch,
+                {embedded.as<float>(), h.as<float>(), keys.as<float>(), values.as<float>()});
   head_forward(backend, config, placed.weights(), h.as<float>(), scratch, kPositions,
                logits.as<float>());
 
   Sha256 hash;
   std::vector<Digest> digests(kPositions);
+  const Buffer device_digests = backend.allocate(digests.size() * sizeof(Digest));
   const auto add_rows = [&](LeafType type, const Buffer& buffer, std::int64_t width) {
-    backend.hash_rows(digests.data(), type, 0, buffer.as<float>(),
+    backend.hash_rows(device_digests.as<Digest>(), type, 0, 1, buffer.as<float>(),
                       static_cast<std::size_t>(width) * sizeof(float), nullptr, 0, rows);
+    backend.finish_hashing();
+    backend.to_host(digests.data(), device_digests.as<void>(), device_digests.bytes());
     for (const Digest& digest : digests) hash.update(digest.view());
   };
   add_rows(LeafType::kRow, h, config.hidden_size);
@@ -130,8 +139,11 @@ std::string synthetic_run(Backend& backend) {
     requests[i].params.top_p = i % 3 == 0 ? 1.0f : 0.875f;
     requests[i].draw = 0x9e3779b97f4a7c15u * (i + 1);
   }
+  const Buffer device_requests = upload(requests), tokens_out = upload(slot);
+  backend.sample(tokens_out.as<std::int32_t>(), logits.as<float>(), config.vocab_size,
+                 device_requests.as<SampleRequest>(), kPositions);
   std::vector<std::int32_t> sampled(kPositions);
-  backend.sample(sampled.data(), logits.as<float>(), config.vocab_size, requests);
+  backend.to_host(sampled.data(), tokens_out.as<void>(), tokens_out.bytes());
   for (const std::int32_t id : sampled) {
     const std::uint8_t bytes[2] = {static_cast<std::uint8_t>(id),
                                    static_cast<std::uint8_t>(id >> 8)};

@@ -69,6 +69,7 @@ class GenerationBatch::Impl {
         config_(model.model.config()),
         options_(options),
         observer_(observer),
+        backend_(backend),
         engine_(config_, weights, backend, engine_options(capacity)) {
     for (std::int64_t slot = engine_.options().slots - 1; slot >= 0; --slot) {
       free_slots_.push_back(static_cast<std::int32_t>(slot));
@@ -100,7 +101,8 @@ class GenerationBatch::Impl {
     EngineOptions out;
     out.slots = std::max<std::int64_t>(options_.max_slots, 1);
     out.capacity = capacity;
-    out.max_rows = std::min(std::max<std::int64_t>(options_.max_rows, 1), out.slots * out.capacity);
+    const std::int64_t most = options_.max_rows > 0 ? options_.max_rows : backend_.preferred_rows();
+    out.max_rows = std::min(most, out.slots * out.capacity);
     return out;
   }
 
@@ -110,13 +112,30 @@ class GenerationBatch::Impl {
                   [&](const Waiting& waiting) { return observer_.cancelled(waiting.index); });
     std::erase_if(active_, [&](const Sequence& sequence) {
       if (!observer_.cancelled(sequence.index)) return false;
-      free_slots_.push_back(sequence.slot);
+      free_slot(sequence.slot);
       return true;
     });
   }
 
+  void free_slot(std::int32_t slot) {
+    engine_.release(slot);
+    free_slots_.push_back(slot);
+  }
+
+  // Memory for the whole of the next request. False if it has to wait for that of others.
+  bool reserve_for_next() {
+    try {
+      engine_.reserve(free_slots_.back(), positions_needed(model_, *waiting_.front().request));
+      return true;
+    } catch (const Error& error) {
+      engine_.release(free_slots_.back());
+      if (active_.empty() || error.kind() != ErrorKind::kInfrastructure) throw;
+      return false;
+    }
+  }
+
   void admit() {
-    while (!waiting_.empty() && !free_slots_.empty()) {
+    while (!waiting_.empty() && !free_slots_.empty() && reserve_for_next()) {
       Sequence sequence;
       sequence.index = waiting_.front().index;
       sequence.request = waiting_.front().request;
@@ -246,7 +265,7 @@ class GenerationBatch::Impl {
         continue;
       }
       finish(*it);
-      free_slots_.push_back(it->slot);
+      free_slot(it->slot);
       out.push_back({it->index, std::move(it->out)});
       it = active_.erase(it);
     }
@@ -303,6 +322,7 @@ class GenerationBatch::Impl {
   const ModelConfig& config_;
   const GenerationOptions options_;
   const GenerationObserver& observer_;
+  Backend& backend_;
   Engine engine_;
   std::deque<Waiting> waiting_;
   std::list<Sequence> active_;

@@ -58,7 +58,7 @@ struct Generation {
 struct GenerationOptions {
   std::int64_t max_slots = 16;     // sequences computed together
   std::int64_t prefill_chunk = 0;  // prompt tokens of one sequence in one step; 0: all
-  std::int64_t max_rows = 512;     // rows computed together
+  std::int64_t max_rows = 0;       // rows computed together; 0: what suits the backend
   bool commit = true;              // false: no trace, no claim root (benchmarks only)
   bool keep_logits = false;
   bool keep_rows = false;

@@ -121,7 +121,8 @@ void Rerun::run(const ServedModel& model, const PlacedWeights& weights, Backend&
 
   EngineOptions engine_options;
   engine_options.capacity = static_cast<std::int64_t>(shape.positions);
-  engine_options.max_rows = std::clamp<std::int64_t>(options.max_rows, 1, engine_options.capacity);
+  engine_options.max_rows = std::min(
+      options.max_rows > 0 ? options.max_rows : backend.preferred_rows(), engine_options.capacity);
   Engine engine(model.model.config(), weights, backend, engine_options);
   TraceBuilder builder(trace_shape(model.model.config()));
   builder.reserve(shape.positions);

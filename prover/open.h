@@ -37,7 +37,8 @@ std::vector<OpeningPass> plan_passes(const TraceShape& shape, const AuditSample&
                                      std::uint64_t max_bytes);
 
 struct RerunOptions {
-  std::int64_t max_rows = 512;      // rows computed together; asked for cancellation in between
+  // Rows computed together; asked for cancellation in between. 0: what suits the backend.
+  std::int64_t max_rows = 0;
   std::function<bool()> cancelled;  // true ends the call with an infrastructure Error
 };
 

@@ -146,7 +146,7 @@ void check_serve_options(const ServeOptions& options) {
         "--allow needs --log and --key: an audit's commitment and its record must stand in a log");
   }
   if (options.max_batch == 0 || options.max_queue == 0 || options.max_calls == 0 ||
-      options.max_tokens == 0 || options.max_rows <= 0) {
+      options.max_tokens == 0 || options.max_rows < 0) {
     throw usage_error("serve: a limit of 0 would refuse every request");
   }
   if (options.records_dir.empty() && options.max_record_bytes > options.max_memory_bytes) {

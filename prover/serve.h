@@ -52,8 +52,8 @@ struct ServeOptions {
   std::uint64_t quota_bytes = std::uint64_t{16} << 30;
   std::uint64_t max_opening_bytes = std::uint64_t{1} << 30;  // of rows held at a time, all openings
 
-  std::int64_t max_rows = 512;  // as GenerationOptions; longer prompts are cut, so that
-                                // cancellation is noticed between the pieces
+  std::int64_t max_rows = 0;  // as GenerationOptions; longer prompts are cut, so that cancellation
+                              // is noticed between the pieces
 
   // What went wrong on this side, for the operator; clients are told only that it did. Called from
   // any thread.

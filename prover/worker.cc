@@ -264,7 +264,8 @@ class Worker::Session {
     GenerationOptions options;
     options.max_slots = together ? static_cast<std::int64_t>(worker_.options_.max_batch) : 1;
     options.max_rows = worker_.options_.max_rows;
-    options.prefill_chunk = worker_.options_.max_rows;
+    options.prefill_chunk =
+        options.max_rows > 0 ? options.max_rows : worker_.backend_.preferred_rows();
     options.keep_rows = jobs.front()->evidence == EvidenceLevel::kRows;
     return options;
   }

@@ -66,13 +66,13 @@ class CpuBackend final : public ReferenceBackend {
   void attention(float* out, const float* q, const LayerKv& cache, std::int64_t heads,
                  std::int64_t kv_heads, std::int64_t head_dim, const RowMap& rows) override;
   void swiglu(float* out, const float* gate, const float* up, std::int64_t count) override;
-  void add(float* x, const float* y, std::int64_t count) override;
-  void hash_rows(Digest* host_out, LeafType type, std::uint32_t layer, const float* first,
-                 std::size_t first_bytes, const float* second, std::size_t second_bytes,
-                 const RowMap& rows) override;
+  void add(float* out, const float* x, const float* y, std::int64_t count) override;
+  void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
+                 const float* first, std::size_t first_bytes, const float* second,
+                 std::size_t second_bytes, const RowMap& rows) override;
   NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) override;
-  void sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
-              std::span<const SampleRequest> requests) override;
+  void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
+              const SampleRequest* requests, std::int64_t M) override;
 
  private:
   void matmul_rows(float* y, const float* x, const Matrix& W, std::int64_t M);
@@ -294,10 +294,9 @@ void CpuBackend::attention(float* out, const float* q, const LayerKv& cache, std
       group.head_dim = static_cast<int>(head_dim);
       group.scale = scale;
       group.stride = cache.kv_width;
-      const std::int64_t at =
-          rows.slot[task.row] * cache.capacity * cache.kv_width + task.kv_head * head_dim;
-      group.keys = cache.keys + at;
-      group.values = cache.values + at;
+      group.pages = cache.pages + rows.slot[task.row] * cache.pages_per_slot;
+      group.key_offset = cache.key_offset + task.kv_head * head_dim;
+      group.value_offset = cache.value_offset + task.kv_head * head_dim;
       for (std::int64_t m = task.row + task.rows - 1; m >= task.row; --m) {
         for (std::int64_t h = task.head; h < task.head + task.heads; ++h) {
           const int a = group.queries++;
@@ -317,31 +316,22 @@ void CpuBackend::swiglu(float* out, const float* gate, const float* up, std::int
   });
 }
 
-void CpuBackend::add(float* x, const float* y, std::int64_t count) {
+void CpuBackend::add(float* out, const float* x, const float* y, std::int64_t count) {
   parallel_for(count, 4 * kGrainElements, [&](std::int64_t begin, std::int64_t end, int) {
-    kernels_.add(x + begin, y + begin, end - begin);
+    kernels_.add(out + begin, x + begin, y + begin, end - begin);
   });
 }
 
-void CpuBackend::hash_rows(Digest* host_out, LeafType type, std::uint32_t layer, const float* first,
-                           std::size_t first_bytes, const float* second, std::size_t second_bytes,
-                           const RowMap& rows) {
+void CpuBackend::hash_rows(Digest* out, LeafType type, std::uint32_t first_layer,
+                           std::int64_t layers, const float* first, std::size_t first_bytes,
+                           const float* second, std::size_t second_bytes, const RowMap& rows) {
   const std::int64_t row_bytes = static_cast<std::int64_t>(first_bytes + second_bytes);
-  const auto shifted = [](const float* p, std::size_t bytes) {
-    return p == nullptr
-               ? nullptr
-               : reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(p) + bytes);
-  };
-  parallel_for(rows.rows, grain_of(kGrainElements, row_bytes),
+  parallel_for(layers * rows.rows, grain_of(kGrainElements, row_bytes),
                [&](std::int64_t begin, std::int64_t end, int) {
-                 RowMap part = rows;
-                 part.rows = end - begin;
-                 part.host_position += begin;
-                 part.host_slot = part.host_slot == nullptr ? nullptr : part.host_slot + begin;
-                 const std::size_t skip = static_cast<std::size_t>(begin);
-                 ReferenceBackend::hash_rows(
-                     host_out + begin, type, layer, shifted(first, skip * first_bytes), first_bytes,
-                     shifted(second, skip * second_bytes), second_bytes, part);
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   out[i] = hash_row(type, first_layer, i, first, first_bytes, second, second_bytes,
+                                     rows);
+                 }
                });
 }
 
@@ -358,18 +348,17 @@ NonFinite CpuBackend::find_non_finite(const float* x, std::int64_t width, std::i
   return {};
 }
 
-void CpuBackend::sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
-                        std::span<const SampleRequest> requests) {
-  parallel_for(static_cast<std::int64_t>(requests.size()), grain_of(kGrainElements, vocab),
-               [&](std::int64_t begin, std::int64_t end, int) {
-                 for (std::int64_t m = begin; m < end; ++m) {
-                   const SampleRequest& request = requests[static_cast<std::size_t>(m)];
-                   const float* row = logits + m * vocab;
-                   host_out[m] = request.params.temperature == 0.0f
-                                     ? static_cast<std::int32_t>(kernels_.argmax(row, vocab))
-                                     : sample_token(row, vocab, request.params, request.draw);
-                 }
-               });
+void CpuBackend::sample(std::int32_t* out, const float* logits, std::int64_t vocab,
+                        const SampleRequest* requests, std::int64_t M) {
+  parallel_for(M, grain_of(kGrainElements, vocab), [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t m = begin; m < end; ++m) {
+      const SampleRequest& request = requests[m];
+      const float* row = logits + m * vocab;
+      out[m] = request.params.temperature == 0.0f
+                   ? static_cast<std::int32_t>(kernels_.argmax(row, vocab))
+                   : sample_token(row, vocab, request.params, request.draw);
+    }
+  });
 }
 
 }  // namespace

@@ -72,9 +72,10 @@ struct AttentionGroup {
   const float* q[kMaxDotRows] = {};  // [head_dim]
   float* out[kMaxDotRows] = {};      // [head_dim]
   std::int64_t last[kMaxDotRows] = {};
-  const float* keys = nullptr;    // position j at keys + j * stride
-  const float* values = nullptr;  // likewise
-  std::int64_t stride = 0;
+  const float* const* pages = nullptr;  // block b of the keys at pages[b] + key_offset
+  std::int64_t key_offset = 0;
+  std::int64_t value_offset = 0;
+  std::int64_t stride = 0;  // from one position of a block to the next
   int head_dim = 0;
   float scale = 0.0f;
 };
@@ -105,7 +106,7 @@ struct CpuKernels {
   void (*rope_row)(float* x, std::int64_t heads, std::int64_t half, const float* cosines,
                    const float* sines);
   void (*swiglu)(float* out, const float* gate, const float* up, std::int64_t count);
-  void (*add)(float* x, const float* y, std::int64_t count);
+  void (*add)(float* out, const float* x, const float* y, std::int64_t count);
   // Index of the first non-finite element, -1 if there is none.
   std::int64_t (*find_non_finite)(const float* x, std::int64_t count);
   // Index of the first of the greatest elements; all finite, count >= 1.

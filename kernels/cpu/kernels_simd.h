@@ -546,9 +546,9 @@ void swiglu(float* out, const float* gate, const float* up, std::int64_t count) 
   });
 }
 
-void add_rows(float* x, const float* y, std::int64_t count) {
+void add_rows(float* out, const float* x, const float* y, std::int64_t count) {
   for_vectors(count, [&](std::int64_t i, int n) {
-    store_some(x + i, add(load_some(x + i, n), load_some(y + i, n)), n);
+    store_some(out + i, add(load_some(x + i, n), load_some(y + i, n)), n);
   });
 }
 
@@ -604,7 +604,7 @@ inline __attribute__((always_inline)) void weigh_values(const AttentionGroup& gr
     BW_UNROLL
     for (int v = 0; v < kVectors; ++v) acc[a][v] = zero();
   }
-  const float* value = group.values + begin * group.stride + i;
+  const float* value = group.pages[begin / kBlock] + group.value_offset + i;
   // Counts descend with the query's index: all queries take part up to the last one's count.
   const int common = counts[first_query + kQueries - 1];
   for (int j = 0; j < common; ++j) {
@@ -672,7 +672,7 @@ void attention(const AttentionGroup& group, float* x) {
     }
     alignas(64) float p[kMaxDotRows][kBlock];
     DotRows scores;
-    scores.w = reinterpret_cast<const std::byte*>(group.keys + begin * group.stride);
+    scores.w = reinterpret_cast<const std::byte*>(group.pages[begin / kBlock] + group.key_offset);
     scores.w_stride_bytes = group.stride * 4;
     scores.K = group.head_dim;
     scores.x = x;

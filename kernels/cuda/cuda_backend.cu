@@ -1,7 +1,10 @@
 #include <cassert>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <limits>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "attest/base/error.h"
@@ -49,11 +52,11 @@ void throw_cuda_error(cudaError_t error, const char* call, const char* file, int
 }
 
 DeviceMemory::~DeviceMemory() {
-  for (const auto& [data, size] : size_of_) cudaFree(data);  // the process may be ending: no check
+  for (const auto& [data, block] : blocks_) cudaFree(data);  // the process may be ending: no check
 }
 
-void* DeviceMemory::allocate(std::size_t bytes) {
-  // Few distinct sizes, so that scratch of similar sizes is re-used.
+void* DeviceMemory::allocate(std::size_t bytes, Kind kind) {
+  // Few distinct sizes, so that blocks of similar sizes are re-used.
   constexpr std::size_t kSmall = 512, kLarge = std::size_t{1} << 20;
   const std::size_t unit = bytes < kLarge ? kSmall : kLarge;
   if (bytes > std::numeric_limits<std::size_t>::max() - unit) {
@@ -61,7 +64,7 @@ void* DeviceMemory::allocate(std::size_t bytes) {
                                " bytes of device memory asked for");
   }
   const std::size_t size = bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
-  if (const auto found = free_.find(size); found != free_.end()) {
+  if (const auto found = free_.find({kind, size}); found != free_.end()) {
     void* const data = found->second.back();
     found->second.pop_back();
     if (found->second.empty()) free_.erase(found);
@@ -85,24 +88,32 @@ void* DeviceMemory::allocate(std::size_t bytes) {
         "device from other programs");
   }
   if (error != cudaSuccess) throw_cuda_error(error, "cudaMalloc", __FILE__, __LINE__);
-  size_of_.emplace(data, size);
+  blocks_.emplace(data, Block{size, kind});
   return data;
 }
 
 void DeviceMemory::release(void* data) noexcept {
-  const auto found = size_of_.find(data);
-  if (found == size_of_.end()) return;  // nullptr
-  free_[found->second].push_back(data);
+  const auto found = blocks_.find(data);
+  if (found == blocks_.end()) return;  // nullptr
+  free_[{found->second.kind, found->second.size}].push_back(data);
+}
+
+std::size_t DeviceMemory::available() const {
+  std::size_t free_bytes = 0, total_bytes = 0;
+  BW_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  for (const auto& [key, blocks] : free_) free_bytes += key.second * blocks.size();
+  return free_bytes;
 }
 
 void DeviceMemory::drop_free_blocks() noexcept {
-  for (const auto& [size, blocks] : free_) {
+  for (const auto& [key, blocks] : free_) {
     for (void* data : blocks) {
       cudaFree(data);  // waits for the kernels that use it
-      size_of_.erase(data);
+      blocks_.erase(data);
     }
   }
   free_.clear();
+  ++generation_;
 }
 
 int Context::blocks_per_multiprocessor(const void* kernel, int threads, std::size_t shared_bytes) {
@@ -149,6 +160,65 @@ std::string describe_device(int ordinal) {
          uuid;
 }
 
+// Steps as CUDA graphs. A step runs plainly the first time, which makes what recording must not
+// (scratch, kernel attributes, comparisons of variants), is recorded the second time, and replayed
+// from then on.
+class CudaRecordings final : public Recordings {
+ public:
+  explicit CudaRecordings(Context& context) : context_(context) {}
+  ~CudaRecordings() override { clear(); }
+  CudaRecordings(const CudaRecordings&) = delete;
+  CudaRecordings& operator=(const CudaRecordings&) = delete;
+
+  void run(std::uint64_t key, const std::function<void()>& step) override {
+    if (context_.memory.generation() != generation_) {
+      clear();
+      generation_ = context_.memory.generation();
+    }
+    if (const auto found = graphs_.find(key); found != graphs_.end()) {
+      if (found->second == nullptr) found->second = record(step);
+      BW_CUDA(cudaGraphLaunch(found->second, context_.stream));
+      return;
+    }
+    step();
+    constexpr std::size_t kMostGraphs = 128;
+    if (graphs_.size() >= kMostGraphs) clear();
+    if (context_.memory.generation() == generation_) graphs_.emplace(key, nullptr);
+  }
+
+ private:
+  cudaGraphExec_t record(const std::function<void()>& step) {
+    cudaGraph_t graph = nullptr;
+    // Relaxed: a step may look at the device's attributes.
+    BW_CUDA(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeRelaxed));
+    try {
+      step();
+    } catch (...) {
+      cudaStreamEndCapture(context_.stream, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      static_cast<void>(cudaGetLastError());
+      throw;
+    }
+    BW_CUDA(cudaStreamEndCapture(context_.stream, &graph));
+    cudaGraphExec_t executable = nullptr;
+    const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    BW_CUDA(error);
+    return executable;
+  }
+
+  void clear() noexcept {
+    for (const auto& [key, graph] : graphs_) {
+      if (graph != nullptr) cudaGraphExecDestroy(graph);
+    }
+    graphs_.clear();
+  }
+
+  Context& context_;
+  std::uint64_t generation_ = 0;
+  std::unordered_map<std::uint64_t, cudaGraphExec_t> graphs_;  // null: seen once
+};
+
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(int ordinal) {
@@ -157,12 +227,18 @@ class CudaBackend final : public Backend {
     context_.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, ordinal);
     context_.shared_limit =
         static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal));
+    context_.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, ordinal) +
+                          attribute(cudaDevAttrComputeCapabilityMinor, ordinal);
+    context_.overlaps_launches = context_.capability >= 90;
     device_ = describe_device(ordinal);
-    BW_CUDA(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
     try {
+      BW_CUDA(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
+      BW_CUDA(cudaStreamCreateWithFlags(&hashing_, cudaStreamNonBlocking));
+      BW_CUDA(cudaEventCreateWithFlags(&computed_, cudaEventDisableTiming));
+      BW_CUDA(cudaEventCreateWithFlags(&hashed_, cudaEventDisableTiming));
       check_device_known_answers(context_);
     } catch (...) {
-      cudaStreamDestroy(context_.stream);
+      destroy();
       throw;
     }
   }
@@ -170,7 +246,8 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override {
     cudaSetDevice(context_.ordinal);
     cudaStreamSynchronize(context_.stream);
-    cudaStreamDestroy(context_.stream);
+    hash_scratch_.clear();
+    destroy();
   }
 
   std::string name() const override { return "cuda"; }
@@ -178,11 +255,39 @@ class CudaBackend final : public Backend {
 
   Buffer allocate(std::size_t bytes) override {
     use_device();
-    return Buffer(this, context_.memory.allocate(bytes), bytes);
+    return Buffer(this, context_.memory.allocate(bytes, DeviceMemory::Kind::kBuffer), bytes);
   }
-  void release(void* data) noexcept override { context_.memory.release(data); }
+  Buffer allocate_host(std::size_t bytes) override {
+    use_device();
+    void* data = nullptr;
+    BW_CUDA(cudaMallocHost(&data, bytes == 0 ? 1 : bytes));
+    pinned_.insert(data);
+    return Buffer(this, data, bytes);
+  }
+  void release(void* data) noexcept override {
+    if (pinned_.erase(data) != 0) {
+      cudaFreeHost(data);
+    } else {
+      context_.memory.release(data);
+    }
+  }
+  void require_memory(std::size_t bytes, std::string_view what) override {
+    use_device();
+    const std::size_t available = context_.memory.available();
+    if (bytes <= available) return;
+    throw infrastructure_error(std::string(what) + " need " + std::to_string(bytes >> 20) +
+                               " MiB of device memory, and " + std::to_string(available >> 20) +
+                               " MiB are free on " + device_ +
+                               "; use a smaller model, fewer or shorter sequences or another "
+                               "--device, or free the device from other programs");
+  }
+  std::int64_t preferred_rows() const override { return 2048; }
+  std::unique_ptr<Recordings> make_recordings() override {
+    return std::make_unique<CudaRecordings>(context_);
+  }
 
-  // Pageable host memory is staged before the call returns, so `host` may change afterwards.
+  // Pageable host memory is staged before the call returns, so `host` may change afterwards; memory
+  // of allocate_host may not before the device has been waited for.
   void to_device(void* destination, const void* host, std::size_t bytes) override {
     if (bytes == 0) return;
     use_device();
@@ -223,10 +328,37 @@ class CudaBackend final : public Backend {
   }
 
   void matmul(float* y, const float* x, const Matrix& W, std::int64_t M) override {
-    if (M == 0) return;
-    assert(W.cols >= 1 && W.cols < std::numeric_limits<std::int32_t>::max() - contract::kSegment);
+    bitwitness::Product single;
+    single.x = x;
+    single.M = M;
+    single.parts[0] = {"", &W, y};
+    product(single);
+  }
+
+  void product(const bitwitness::Product& product) override {
+    if (product.M == 0) return;
+    const Matrix& first = *product.parts[0].W;
+    assert(first.cols >= 1 && first.cols < std::numeric_limits<std::int32_t>::max() / 2);
     use_device();
-    cuda::matmul(context_, y, x, W.dtype, W.data, W.rows, W.cols, M);
+    cuda::Product out;
+    out.M = product.M;
+    out.K = first.cols;
+    out.x = product.x;
+    if (product.norm != nullptr) {
+      out.norm = product.norm->data;
+      out.norm_dtype = product.norm->dtype;
+      out.eps = product.eps;
+    }
+    out.dtype = first.dtype;
+    out.epilogue = product.epilogue;
+    out.residual = product.residual;
+    out.part_count = product.part_count;
+    for (int i = 0; i < product.part_count; ++i) {
+      const Matrix& W = *product.parts[i].W;
+      if (W.dtype != first.dtype) return compose(product, {});
+      out.parts[i] = {W.data, W.rows, product.parts[i].y};
+    }
+    cuda::product(context_, out);
   }
 
   void rope(float* x, std::int64_t heads, std::int64_t head_dim, const float* cosines,
@@ -240,8 +372,34 @@ class CudaBackend final : public Backend {
   void store_kv(const LayerKv& cache, const float* k, const float* v, const RowMap& rows) override {
     if (rows.rows == 0) return;
     use_device();
-    cuda::store_kv(context_, cache.keys, cache.values, cache.capacity, cache.kv_width, k, v,
-                   rows.slot, rows.position, rows.rows);
+    cuda::store_kv(context_, pages_of(cache), k, v, shape_of(rows));
+  }
+
+  void rope_store(const bitwitness::RopeStore& arguments, const RowMap& rows) override {
+    if (rows.rows == 0) return;
+    assert(arguments.head_dim % 2 == 0);
+    use_device();
+    cuda::RopeStore out;
+    out.q = arguments.q;
+    out.k = arguments.k;
+    out.v = arguments.v;
+    if (arguments.q_norm != nullptr) {
+      out.q_norm = arguments.q_norm->data;
+      out.q_norm_dtype = arguments.q_norm->dtype;
+    }
+    if (arguments.k_norm != nullptr) {
+      out.k_norm = arguments.k_norm->data;
+      out.k_norm_dtype = arguments.k_norm->dtype;
+    }
+    out.eps = arguments.eps;
+    out.cosines = arguments.cosines;
+    out.sines = arguments.sines;
+    out.heads = arguments.heads;
+    out.kv_heads = arguments.kv_heads;
+    out.head_dim = arguments.head_dim;
+    cuda::rope_store(context_, out,
+                     arguments.cache == nullptr ? KvPages{} : pages_of(*arguments.cache),
+                     shape_of(rows));
   }
 
   void attention(float* out, const float* q, const LayerKv& cache, std::int64_t heads,
@@ -250,13 +408,8 @@ class CudaBackend final : public Backend {
     assert(heads % kv_heads == 0 && head_dim <= contract::kMaxHeadDim);
     assert(cache.kv_width == kv_heads * head_dim);
     use_device();
-    std::int64_t last = 0;
-    for (std::int64_t m = 0; m < rows.rows; ++m) {
-      last = rows.host_position[m] > last ? rows.host_position[m] : last;
-    }
-    const cuda::AttentionShape shape{rows.rows,      heads, kv_heads, static_cast<int>(head_dim),
-                                     cache.capacity, last};
-    cuda::attention(context_, out, q, cache.keys, cache.values, shape, rows.slot, rows.position);
+    cuda::attention(context_, out, q, pages_of(cache), heads, kv_heads, static_cast<int>(head_dim),
+                    shape_of(rows));
   }
 
   void swiglu(float* out, const float* gate, const float* up, std::int64_t count) override {
@@ -265,10 +418,10 @@ class CudaBackend final : public Backend {
     cuda::swiglu(context_, out, gate, up, count);
   }
 
-  void add(float* x, const float* y, std::int64_t count) override {
+  void add(float* out, const float* x, const float* y, std::int64_t count) override {
     if (count == 0) return;
     use_device();
-    cuda::add(context_, x, y, count);
+    cuda::add(context_, out, x, y, count);
   }
 
   void gather_rows(float* out, const float* x, std::int64_t width, const std::int32_t* index,
@@ -278,20 +431,44 @@ class CudaBackend final : public Backend {
     cuda::gather_rows(context_, out, x, width, index, count);
   }
 
-  void hash_rows(Digest* host_out, LeafType type, std::uint32_t layer, const float* first,
-                 std::size_t first_bytes, const float* second, std::size_t second_bytes,
-                 const RowMap& rows) override {
+  void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
+                 const float* first, std::size_t first_bytes, const float* second,
+                 std::size_t second_bytes, const RowMap& rows) override {
     if (rows.rows == 0) return;
     assert(first_bytes % 4 == 0 && second_bytes % 4 == 0);
     static_assert(sizeof(Digest) == 32);
     use_device();
-    const auto count = static_cast<std::size_t>(rows.rows);
-    cuda::Scratch<std::uint32_t> digests(context_, count * 8);
-    cuda::hash_rows(context_, digests.get(), type, layer,
-                    reinterpret_cast<const std::uint32_t*>(first), first_bytes / 4,
-                    reinterpret_cast<const std::uint32_t*>(second), second_bytes / 4, rows.position,
-                    rows.rows);
-    to_host(host_out, digests.get(), count * sizeof(Digest));
+    cuda::HashRows a;
+    a.out = reinterpret_cast<std::uint32_t*>(out);
+    a.type = type;
+    a.first_layer = first_layer;
+    a.layers = layers;
+    a.first = reinterpret_cast<const std::uint32_t*>(first);
+    a.first_words = first_bytes / 4;
+    a.second = reinterpret_cast<const std::uint32_t*>(second);
+    a.second_words = second_bytes / 4;
+    a.position = rows.position;
+    a.M = rows.rows;
+    hash_scratch_.push_back(
+        std::make_unique<cuda::Scratch<std::uint32_t>>(context_, cuda::hash_scratch_words(a)));
+    begin_hashing();
+    cuda::hash_rows(hashing_, a, hash_scratch_.back()->get());
+  }
+
+  void finish_hashing() override {
+    if (!hashes_) return;
+    use_device();
+    BW_CUDA(cudaEventRecord(hashed_, hashing_));
+    BW_CUDA(cudaStreamWaitEvent(context_.stream, hashed_));
+    hash_scratch_.clear();
+    hashes_ = false;
+  }
+
+  void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) override {
+    if (count == 0) return;
+    use_device();
+    begin_hashing();
+    cuda::flag_non_finite(context_, hashing_, flag, x, count);
   }
 
   NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) override {
@@ -307,31 +484,48 @@ class CudaBackend final : public Backend {
     return {i / width, i % width};
   }
 
-  void sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
-              std::span<const SampleRequest> requests) override {
-    if (requests.empty()) return;
+  void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
+              const SampleRequest* requests, std::int64_t M) override {
+    if (M == 0) return;
     assert(vocab >= 1 && vocab <= (1 << 24));
+    static_assert(sizeof(cuda::SampleRow) == sizeof(SampleRequest));
     use_device();
-    std::vector<cuda::SampleRow> rows;
-    for (const SampleRequest& request : requests) {
-      const contract::SamplingParams& p = request.params;
-      rows.push_back({p.temperature, p.top_k,
-                      p.top_p < 1.0f ? contract::top_p_fraction(p.top_p) : std::uint64_t{1} << 32,
-                      request.draw});
-    }
-    cuda::Scratch<cuda::SampleRow> device_rows(context_, rows.size());
-    cuda::Scratch<std::int32_t> tokens(context_, rows.size());
-    to_device(device_rows.get(), rows.data(), rows.size() * sizeof(cuda::SampleRow));
-    cuda::sample(context_, tokens.get(), logits, vocab, device_rows.get(),
-                 static_cast<std::int64_t>(rows.size()));
-    to_host(host_out, tokens.get(), rows.size() * sizeof(std::int32_t));
+    cuda::sample(context_, out, logits, vocab, reinterpret_cast<const cuda::SampleRow*>(requests),
+                 M);
   }
 
  private:
   // The current device belongs to the calling thread.
   void use_device() const { BW_CUDA(cudaSetDevice(context_.ordinal)); }
 
+  // What follows in the stream `hashing_` runs after all operators so far, beside later ones.
+  void begin_hashing() {
+    BW_CUDA(cudaEventRecord(computed_, context_.stream));
+    BW_CUDA(cudaStreamWaitEvent(hashing_, computed_));
+    hashes_ = true;
+  }
+
+  static KvPages pages_of(const LayerKv& cache) {
+    return {cache.pages, cache.pages_per_slot, cache.key_offset, cache.value_offset,
+            cache.kv_width};
+  }
+  static StepShape shape_of(const RowMap& rows) {
+    return {rows.rows, rows.slot, rows.position, rows.context, rows.distinct_slots};
+  }
+
+  void destroy() noexcept {
+    if (computed_ != nullptr) cudaEventDestroy(computed_);
+    if (hashed_ != nullptr) cudaEventDestroy(hashed_);
+    if (hashing_ != nullptr) cudaStreamDestroy(hashing_);
+    if (context_.stream != nullptr) cudaStreamDestroy(context_.stream);
+  }
+
   cuda::Context context_;
+  cudaStream_t hashing_ = nullptr;  // digests and checks, beside the operators
+  cudaEvent_t computed_ = nullptr, hashed_ = nullptr;
+  bool hashes_ = false;
+  std::vector<std::unique_ptr<cuda::Scratch<std::uint32_t>>> hash_scratch_;  // in use there
+  std::unordered_set<void*> pinned_;
   std::string device_;
 };
 

@@ -9,6 +9,7 @@ namespace {
 
 using contract::add32;
 using contract::fma32;
+using contract::kAttentionBlock;
 using contract::kLanes;
 
 constexpr int kThreads = 256;
@@ -118,16 +119,14 @@ __global__ void rope_kernel(float* x, std::int64_t heads, std::int64_t half,
   }
 }
 
-__global__ void store_kv_kernel(float* __restrict__ keys, float* __restrict__ values,
-                                std::int64_t capacity, std::int64_t width,
-                                const float* __restrict__ k, const float* __restrict__ v,
-                                const std::int32_t* __restrict__ slot,
-                                const std::int32_t* __restrict__ position, std::int64_t count) {
+__global__ void store_kv_kernel(KvPages cache, const float* __restrict__ k,
+                                const float* __restrict__ v, StepShape step, std::int64_t count) {
   for (std::int64_t i = first_index(); i < count; i += index_step()) {
-    const std::int64_t m = i / width;
-    const std::int64_t at = (slot[m] * capacity + position[m]) * width + i % width;
-    keys[at] = k[i];
-    values[at] = v[i];
+    const std::int64_t m = i / cache.width, t = step.position[m];
+    float* const page = cache.pages[step.slot[m] * cache.pages_per_slot + t / kAttentionBlock];
+    const std::int64_t at = t % kAttentionBlock * cache.width + i % cache.width;
+    page[cache.key_offset + at] = k[i];
+    page[cache.value_offset + at] = v[i];
   }
 }
 
@@ -138,8 +137,9 @@ __global__ void swiglu_kernel(float* out, const float* gate, const float* up, st
   }
 }
 
-__global__ void add_kernel(float* x, const float* y, std::int64_t count) {
-  for (std::int64_t i = first_index(); i < count; i += index_step()) x[i] = add32(x[i], y[i]);
+// `out` may be `x`.
+__global__ void add_kernel(float* out, const float* x, const float* y, std::int64_t count) {
+  for (std::int64_t i = first_index(); i < count; i += index_step()) out[i] = add32(x[i], y[i]);
 }
 
 __global__ void gather_rows_kernel(float* __restrict__ out, const float* __restrict__ x,
@@ -148,6 +148,16 @@ __global__ void gather_rows_kernel(float* __restrict__ out, const float* __restr
   for (std::int64_t i = first_index(); i < count; i += index_step()) {
     out[i] = x[index[i / width] * width + i % width];
   }
+}
+
+// All who write the flag write the same.
+__global__ void __launch_bounds__(kThreads)
+    flag_non_finite_kernel(std::uint32_t* flag, const float* __restrict__ x, std::int64_t count) {
+  bool bad = false;
+  for (std::int64_t i = first_index(); i < count; i += index_step()) {
+    bad = bad || !contract::is_finite(x[i]);
+  }
+  if (bad) *flag = 1;
 }
 
 // The least of the block's values, valid in thread 0. blockDim.x = kThreads.
@@ -220,12 +230,11 @@ void rope(Context& context, float* x, std::int64_t heads, std::int64_t head_dim,
   BW_CUDA_LAUNCHED("rope");
 }
 
-void store_kv(Context& context, float* keys, float* values, std::int64_t capacity,
-              std::int64_t kv_width, const float* k, const float* v, const std::int32_t* slot,
-              const std::int32_t* position, std::int64_t M) {
-  const std::int64_t count = M * kv_width;
-  store_kv_kernel<<<grid_for(context, count), kThreads, 0, context.stream>>>(
-      keys, values, capacity, kv_width, k, v, slot, position, count);
+void store_kv(Context& context, const KvPages& cache, const float* k, const float* v,
+              const StepShape& step) {
+  const std::int64_t count = step.rows * cache.width;
+  store_kv_kernel<<<grid_for(context, count), kThreads, 0, context.stream>>>(cache, k, v, step,
+                                                                             count);
   BW_CUDA_LAUNCHED("store_kv");
 }
 
@@ -234,8 +243,8 @@ void swiglu(Context& context, float* out, const float* gate, const float* up, st
   BW_CUDA_LAUNCHED("swiglu");
 }
 
-void add(Context& context, float* x, const float* y, std::int64_t count) {
-  add_kernel<<<grid_for(context, count), kThreads, 0, context.stream>>>(x, y, count);
+void add(Context& context, float* out, const float* x, const float* y, std::int64_t count) {
+  add_kernel<<<grid_for(context, count), kThreads, 0, context.stream>>>(out, x, y, count);
   BW_CUDA_LAUNCHED("add");
 }
 
@@ -245,6 +254,12 @@ void gather_rows(Context& context, float* out, const float* x, std::int64_t widt
   gather_rows_kernel<<<grid_for(context, elements), kThreads, 0, context.stream>>>(out, x, width,
                                                                                    index, elements);
   BW_CUDA_LAUNCHED("gather_rows");
+}
+
+void flag_non_finite(Context& context, cudaStream_t stream, std::uint32_t* flag, const float* x,
+                     std::int64_t count) {
+  flag_non_finite_kernel<<<grid_for(context, count), kThreads, 0, stream>>>(flag, x, count);
+  BW_CUDA_LAUNCHED("flag_non_finite");
 }
 
 void find_non_finite(Context& context, std::uint64_t* out, const float* x, std::int64_t count) {

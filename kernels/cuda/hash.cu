@@ -11,19 +11,17 @@ namespace {
 constexpr int kThreads = 128;
 
 __global__ void __launch_bounds__(kThreads)
-    chunk_kernel(DigestWords* __restrict__ digests, LeafType type, std::uint32_t layer,
-                 const std::uint32_t* __restrict__ first, std::uint64_t first_words,
-                 const std::uint32_t* __restrict__ second, std::uint64_t second_words,
-                 const std::int32_t* __restrict__ position, std::uint32_t chunks,
-                 std::uint64_t count) {
+    chunk_kernel(DigestWords* __restrict__ digests, HashRows a, std::uint64_t first_row,
+                 std::uint32_t chunks, std::uint64_t count) {
   const std::uint64_t i = static_cast<std::uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= count) return;
-  const std::uint64_t m = i / chunks;
-  const LeafPrefix prefix{type, static_cast<std::uint8_t>(Dtype::kFp32), layer,
-                          static_cast<std::uint64_t>(position[m])};
-  digests[i] =
-      chunk_digest_words(prefix, static_cast<std::uint32_t>(i % chunks), first + m * first_words,
-                         first_words, second + m * second_words, second_words);
+  const std::uint64_t row = first_row + i / chunks, M = static_cast<std::uint64_t>(a.M);
+  const LeafPrefix prefix{a.type, static_cast<std::uint8_t>(Dtype::kFp32),
+                          a.first_layer + static_cast<std::uint32_t>(row / M),
+                          static_cast<std::uint64_t>(a.position[row % M])};
+  digests[i] = chunk_digest_words(prefix, static_cast<std::uint32_t>(i % chunks),
+                                  a.first + row * a.first_words, a.first_words,
+                                  a.second + row * a.second_words, a.second_words);
 }
 
 // Block m reduces digests[m, 0..chunks) in place. A round of pairs reads only digests that no
@@ -49,29 +47,37 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Rows in batches: bounds the scratch, and the grid.
+std::int64_t rows_at_once(const HashRows& a, std::uint32_t chunks) {
+  constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 24;
+  const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kMostChunks / chunks));
+  return std::min(most, a.layers * a.M);
+}
+
+std::uint32_t chunks_per_row(const HashRows& a) {
+  return leaf_chunk_count(4 * (a.first_words + a.second_words));
+}
+
 }  // namespace
 
-void hash_rows(Context& context, std::uint32_t* out, LeafType type, std::uint32_t layer,
-               const std::uint32_t* first, std::uint64_t first_words, const std::uint32_t* second,
-               std::uint64_t second_words, const std::int32_t* position, std::int64_t M) {
-  const std::uint32_t chunks = leaf_chunk_count(4 * (first_words + second_words));
-  // Rows in batches: bounds the scratch, and the grid.
-  constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 24;
-  const std::int64_t batch =
-      static_cast<std::int64_t>(std::max<std::uint64_t>(1, kMostChunks / chunks));
-  Scratch<DigestWords> digests(
-      context, static_cast<std::size_t>(std::min(batch, M)) * static_cast<std::size_t>(chunks));
-  for (std::int64_t m = 0; m < M; m += batch) {
-    const auto rows = static_cast<std::uint64_t>(std::min(batch, M - m));
+std::size_t hash_scratch_words(const HashRows& a) {
+  static_assert(sizeof(DigestWords) == 32);
+  const std::uint32_t chunks = chunks_per_row(a);
+  return static_cast<std::size_t>(rows_at_once(a, chunks)) * chunks * 8;
+}
+
+void hash_rows(cudaStream_t stream, const HashRows& a, std::uint32_t* scratch) {
+  const std::uint32_t chunks = chunks_per_row(a);
+  auto* const digests = reinterpret_cast<DigestWords*>(scratch);
+  const std::int64_t batch = rows_at_once(a, chunks);
+  for (std::int64_t row = 0; row < a.layers * a.M; row += batch) {
+    const auto rows = static_cast<std::uint64_t>(std::min(batch, a.layers * a.M - row));
     const std::uint64_t count = rows * chunks;
-    const auto row = static_cast<std::uint64_t>(m);
-    chunk_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0,
-                   context.stream>>>(digests.get(), type, layer, first + row * first_words,
-                                     first_words, second + row * second_words, second_words,
-                                     position + row, chunks, count);
+    chunk_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+        digests, a, static_cast<std::uint64_t>(row), chunks, count);
     BW_CUDA_LAUNCHED("hash_rows (chunks)");
-    reduce_kernel<<<static_cast<unsigned>(rows), kThreads, 0, context.stream>>>(
-        out + row * 8, digests.get(), chunks);
+    reduce_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(a.out + row * 8, digests,
+                                                                        chunks);
     BW_CUDA_LAUNCHED("hash_rows (reduction)");
   }
 }

@@ -1,13 +1,15 @@
 // y[M, N] = x[M, K] W[N, K]^T for many rows of x, bound by multiply-adds (contract.h section 3).
 //
-// Sliced K: each of the eight warps of a block owns one chain of the same tile of outputs, so that
-// all chains advance together through a slice of 64 k. At the end of a segment the chain sums meet
-// in shared memory and one thread per output adds them, ascending. Tiles are copied to shared
-// memory kStages - 1 slices ahead (asynchronously from sm_80 on).
+// Two kernels, in the order of prefill_variants():
+//  - chains in turn: every thread holds one chain of 16 x 8 outputs at a time. The chains of a
+//    segment follow one another; their sums meet in shared memory, in slots of the thread's own.
+//  - sliced K: every warp of a block holds one of the eight chains of the same tile of outputs. It
+//    takes any shape and alignment in 64 KiB of shared memory.
 #include <algorithm>
 #include <type_traits>
 
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.cuh"
 
 namespace bitwitness::cuda {
@@ -18,6 +20,448 @@ using contract::fma32;
 using contract::kChains;
 using contract::kGroup;
 using contract::kSegment;
+
+// ---- Chains in turn ----
+//
+// A block computes tiles of kTileM x kTileN outputs, by warps of 64 x 64 and threads of 16 x 8. It
+// walks the k of a tile in stages of kStageK: two groups of one chain, 64 apart. While a stage is
+// used, the next one travels through registers, where weights are upcast, to shared memory, where
+// it lies k by k, so that a thread reads four rows of x or W with one instruction. A group beyond K
+// holds x = +0 and w = -0, whose product leaves every sum as it is.
+//
+// At the end of a chain a thread adds its 128 sums to those of the segment, at the end of a segment
+// these to the totals in device memory (in the L2 cache, in truth).
+
+constexpr int kStageGroups = 2;
+constexpr int kStageK = kStageGroups * kGroup;
+constexpr int kThreadM = 16, kThreadN = 8, kWarpM = 64, kWarpN = 64;
+constexpr int kSlots = kThreadM * kThreadN / 4;  // float4 per thread
+
+template <int kWarpsM, int kWarpsN>
+struct ChainTile {
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kM = kWarpM * kWarpsM, kN = kWarpN * kWarpsN;
+  static constexpr int kPitchM = kM + 4, kPitchN = kN + 4;  // floats; the 4 keep banks apart
+  static constexpr int kStageFloats = kStageK * (kPitchM + kPitchN);
+  static constexpr std::size_t kSharedBytes =
+      kSlots * kThreads * sizeof(float4) + 2 * kStageFloats * sizeof(float);
+};
+
+struct ChainProduct {
+  std::int64_t M, K;
+  const float* x;
+  const float* residual;
+  const std::byte* W[3];
+  float* y[3];
+  std::int64_t N[3];
+  unsigned part_end[3];  // tiles along N up to and including this part
+  Epilogue epilogue;
+  unsigned tiles_m, tiles_n, tiles;
+  int segments, splits;  // each split of K is a run of segments
+  bool vector_rows;      // rows of y and residual may be accessed 16 bytes at a time
+  float4* sums;          // [grid or slabs * tiles, kSlots, kThreads]
+};
+
+// Tiles that run at the same time share their rows of x and W: bands of kBand tiles along M, in
+// which M runs fastest.
+constexpr unsigned kBand = 16;
+
+struct TilePlace {
+  int part;  // with kSwiglu 0: half of the tile's columns are rows of W[0], the others of W[1]
+  std::int64_t m, n;
+};
+
+template <class Tile>
+__device__ __forceinline__ TilePlace place_of(const ChainProduct& p, unsigned tile) {
+  const unsigned band = tile / (kBand * p.tiles_n), in_band = tile - band * kBand * p.tiles_n;
+  const unsigned rows = min(kBand, p.tiles_m - band * kBand);
+  const unsigned tile_m = band * kBand + in_band % rows;
+  unsigned tile_n = in_band / rows;
+  TilePlace place{0, static_cast<std::int64_t>(tile_m) * Tile::kM, 0};
+  if (p.epilogue == Epilogue::kSwiglu) {
+    place.n = static_cast<std::int64_t>(tile_n) * (Tile::kN / 2);
+    return place;
+  }
+  if (tile_n >= p.part_end[1]) {
+    place.part = 2;
+    tile_n -= p.part_end[1];
+  } else if (tile_n >= p.part_end[0]) {
+    place.part = 1;
+    tile_n -= p.part_end[0];
+  }
+  place.n = static_cast<std::int64_t>(tile_n) * Tile::kN;
+  return place;
+}
+
+// Where a thread's outputs lie: rows row(i), i in [0, 16), columns column + 32 q + (0..3), q in
+// {0, 1}, of the tile. A warp's reads of one row of a stage are then 64 and 128 contiguous bytes.
+template <int kWarpsM>
+struct ThreadPlace {
+  int m, n, warp_n;
+  __device__ __forceinline__ explicit ThreadPlace(int thread) {
+    const int warp = thread / 32, lane = thread % 32;
+    warp_n = warp / kWarpsM;
+#ifdef BW_LAB_LANES
+    m = warp % kWarpsM * kWarpM + ((lane & 1) | (lane >> 4 << 1)) * 4;
+    n = warp_n * kWarpN + (lane >> 1 & 7) * 4;
+#else
+    m = warp % kWarpsM * kWarpM + lane / 8 * 4;
+    n = warp_n * kWarpN + lane % 8 * 4;
+#endif
+  }
+  __device__ __forceinline__ int row(int i) const {
+    return m + i / 4 * 16 + i % 4;
+  }
+};
+
+__device__ __forceinline__ float4 add4(const float4& a, const float4& b) {
+  return {add32(a.x, b.x), add32(a.y, b.y), add32(a.z, b.z), add32(a.w, b.w)};
+}
+
+// Four outputs of a row, columns n to n + 3, of which those below N exist.
+__device__ __forceinline__ void store_four(const ChainProduct& p, float* y, std::int64_t N,
+                                           std::int64_t m, std::int64_t n, float4 v) {
+  const bool with_residual = p.epilogue == Epilogue::kAdd;
+  float* const to = y + m * N + n;
+  const float* const residual = p.residual + m * N + n;
+  if (p.vector_rows && n + 3 < N) {
+    if (with_residual) v = add4(*reinterpret_cast<const float4*>(residual), v);
+    *reinterpret_cast<float4*>(to) = v;
+    return;
+  }
+  const float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (n + e < N) to[e] = with_residual ? add32(residual[e], values[e]) : values[e];
+  }
+}
+
+// Stores row(i) of a thread's dots: `a` are its first four columns, `b` the other four.
+template <class Tile, class Place>
+__device__ __forceinline__ void store_row(const ChainProduct& p, const TilePlace& tile,
+                                          const Place& place, int i, const float4& a,
+                                          const float4& b) {
+  const std::int64_t m = tile.m + place.row(i);
+  if (m >= p.M) return;
+  if (p.epilogue == Epilogue::kSwiglu) {
+    const float4 v = {contract::swiglu_element(a.x, b.x), contract::swiglu_element(a.y, b.y),
+                      contract::swiglu_element(a.z, b.z), contract::swiglu_element(a.w, b.w)};
+    store_four(p, p.y[0], p.N[0], m, tile.n + place.n - place.warp_n * (kWarpN / 2), v);
+    return;
+  }
+  store_four(p, p.y[tile.part], p.N[tile.part], m, tile.n + place.n, a);
+  store_four(p, p.y[tile.part], p.N[tile.part], m, tile.n + place.n + 32, b);
+}
+
+template <Dtype kDtype, int kWarpsM, int kWarpsN, int kBlocks, int kMode>
+__global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, kBlocks)
+    chain_kernel(const __grid_constant__ ChainProduct p) {
+  using Tile = ChainTile<kWarpsM, kWarpsN>;
+  constexpr int kThreads = Tile::kThreads;
+  constexpr int kElement = kElementBytes<kDtype>;
+  extern __shared__ float4 shared_vectors[];
+  float4* const own = shared_vectors + threadIdx.x;  // slot s: own[s * kThreads]
+  float* const stages = reinterpret_cast<float*>(shared_vectors + kSlots * kThreads);
+  const int thread = static_cast<int>(threadIdx.x);
+  const ThreadPlace<kWarpsM> place(thread);
+
+  // What this thread copies of a stage. x: of rows x_row + kXStep r, both groups, the half x_half
+  // (four k). W: of rows w_row to w_row + kWRows - 1, group w_group.
+  constexpr int kXStep = kThreads / 2, kXRows = Tile::kM / kXStep;
+  constexpr int kWThreads = kThreads / kStageGroups, kWRows = Tile::kN / kWThreads;
+  static_assert(kXRows * kXStep == Tile::kM && kWRows * kWThreads == Tile::kN);
+  static_assert(kWRows == 1 || kWRows == 2 || kWRows == 4);
+  const int x_row = thread / 2, x_half = thread % 2;
+  const int w_row = thread % kWThreads * kWRows, w_group = thread / kWThreads;
+
+  wait_for_previous();
+  for (unsigned unit = blockIdx.x; unit < p.tiles * static_cast<unsigned>(p.splits);
+       unit += gridDim.x) {
+    const unsigned tile_index = unit % p.tiles;
+    const int split = static_cast<int>(unit / p.tiles);
+    const TilePlace tile = place_of<Tile>(p, tile_index);
+    const int first_segment =
+        static_cast<int>(static_cast<std::int64_t>(p.segments) * split / p.splits);
+    const int end_segment =
+        static_cast<int>(static_cast<std::int64_t>(p.segments) * (split + 1) / p.splits);
+
+    // Rows that do not exist are read as the last one: their outputs are not stored.
+    const float* x_from[kXRows];
+#pragma unroll
+    for (int r = 0; r < kXRows; ++r) {
+      const std::int64_t row = min(tile.m + x_row + r * kXStep, p.M - 1);
+      x_from[r] = p.x + row * p.K + x_half * 4;
+    }
+    const std::byte* w_from[kWRows];
+#pragma unroll
+    for (int r = 0; r < kWRows; ++r) {
+      int part = tile.part;
+      std::int64_t n = tile.n + w_row + r;
+      if (p.epilogue == Epilogue::kSwiglu) {
+        const int column = w_row + r;
+        part = column / 32 % 2;
+        n = tile.n + column / kWarpN * (kWarpN / 2) + column % 32;
+      }
+      n = min(n, p.N[part] - 1);
+      w_from[r] = p.W[part] + (n * p.K + w_group * kChains * kGroup) * kElement;
+    }
+
+    // The stage to be read next.
+    int next_segment = first_segment, next_chain = 0, next_stage = 0;
+    const auto stages_of = [&](int segment) {
+      const std::int64_t left = p.K - static_cast<std::int64_t>(segment) * kSegment;
+      constexpr int kWide = kChains * kStageK;  // k per stage of all chains
+      return left >= kSegment ? kSegment / kWide : static_cast<int>((left + kWide - 1) / kWide);
+    };
+    int next_stages = stages_of(first_segment);
+
+    float4 x_read[kXRows][kStageGroups];
+    WeightGroup<kDtype> w_read[kWRows];
+    const auto read_next = [&] {
+      const std::int64_t k = static_cast<std::int64_t>(next_segment) * kSegment +
+                             next_stage * (kStageGroups * kChains * kGroup) + next_chain * kGroup;
+      constexpr int kApart = kChains * kGroup;  // from one group of a chain to the next
+      if (k + kApart < p.K) {
+#pragma unroll
+        for (int r = 0; r < kXRows; ++r) {
+#pragma unroll
+          for (int g = 0; g < kStageGroups; ++g) {
+            x_read[r][g] = __ldg(reinterpret_cast<const float4*>(x_from[r] + k + g * kApart));
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kWRows; ++r) {
+          const uint4* const from = reinterpret_cast<const uint4*>(w_from[r] + k * kElement);
+#pragma unroll
+          for (int v = 0; v < WeightGroup<kDtype>::kVectors; ++v) w_read[r].v[v] = __ldg(from + v);
+        }
+      } else {
+        constexpr unsigned kMinusZero = kDtype == Dtype::kFp32 ? 0x80000000u : 0x80008000u;
+#pragma unroll
+        for (int r = 0; r < kXRows; ++r) {
+#pragma unroll
+          for (int g = 0; g < kStageGroups; ++g) {
+            x_read[r][g] = k + g * kApart < p.K
+                               ? __ldg(reinterpret_cast<const float4*>(x_from[r] + k + g * kApart))
+                               : float4{0.0f, 0.0f, 0.0f, 0.0f};
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kWRows; ++r) {
+          const uint4* const from = reinterpret_cast<const uint4*>(w_from[r] + k * kElement);
+#pragma unroll
+          for (int v = 0; v < WeightGroup<kDtype>::kVectors; ++v) {
+            w_read[r].v[v] = k + w_group * kApart < p.K
+                                 ? __ldg(from + v)
+                                 : uint4{kMinusZero, kMinusZero, kMinusZero, kMinusZero};
+          }
+        }
+      }
+      if (++next_stage == next_stages) {
+        next_stage = 0;
+        if (++next_chain == kChains) {
+          next_chain = 0;
+          ++next_segment;
+          next_stages = stages_of(next_segment);
+        }
+      }
+    };
+    // Part `part` of eight of what was read goes to a stage.
+    const auto write_part = [&](float* stage, int part) {
+      float* const x_to = stage + (x_half * 4) * Tile::kPitchM + x_row;
+#pragma unroll
+      for (int e = 0; e < kXRows * kStageGroups * 4 / 8; ++e) {
+        const int at = part * (kXRows * kStageGroups * 4 / 8) + e;
+        const int i = at % 4, g = at / 4 % kStageGroups, r = at / 4 / kStageGroups;
+        const float4& v = x_read[r][g];
+        x_to[(g * kGroup + i) * Tile::kPitchM + r * kXStep] = i == 0   ? v.x
+                                                              : i == 1 ? v.y
+                                                              : i == 2 ? v.z
+                                                                       : v.w;
+      }
+      float* const w_to =
+          stage + kStageK * Tile::kPitchM + (w_group * kGroup + part) * Tile::kPitchN + w_row;
+      if constexpr (kWRows == 4) {
+        *reinterpret_cast<float4*>(w_to) = {w_read[0].at(part), w_read[1].at(part),
+                                            w_read[2].at(part), w_read[3].at(part)};
+      } else if constexpr (kWRows == 2) {
+        *reinterpret_cast<float2*>(w_to) = {w_read[0].at(part), w_read[1].at(part)};
+      } else {
+        *w_to = w_read[0].at(part);
+      }
+    };
+
+    float x_at[2][kThreadM], w_at[2][kThreadN], sum[kThreadM][kThreadN];
+    const auto load_k = [&](const float* stage, int k, int to) {
+      const float* const x_row_k = stage + k * Tile::kPitchM + place.m;
+      const float* const w_row_k = stage + kStageK * Tile::kPitchM + k * Tile::kPitchN + place.n;
+#pragma unroll
+      for (int q = 0; q < kThreadN / 4; ++q) {
+        const float4 v = *reinterpret_cast<const float4*>(w_row_k + q * 32);
+        w_at[to][q * 4 + 0] = v.x, w_at[to][q * 4 + 1] = v.y;
+        w_at[to][q * 4 + 2] = v.z, w_at[to][q * 4 + 3] = v.w;
+      }
+#pragma unroll
+      for (int q = 0; q < kThreadM / 4; ++q) {
+        const float4 v = *reinterpret_cast<const float4*>(x_row_k + q * 16);
+        x_at[to][q * 4 + 0] = v.x, x_at[to][q * 4 + 1] = v.y;
+        x_at[to][q * 4 + 2] = v.z, x_at[to][q * 4 + 3] = v.w;
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kThreadN; ++j) sum[i][j] = 0.0f;
+    }
+
+    int buffer = 0;
+    read_next();
+    __syncthreads();  // the tile before may still be read
+#pragma unroll
+    for (int part = 0; part < 8; ++part) write_part(stages, part);
+    __syncthreads();
+    load_k(stages, 0, 0);
+
+    for (int segment = first_segment; segment < end_segment; ++segment) {
+      const int count = stages_of(segment);
+#pragma unroll 1
+      for (int chain = 0; chain < kChains; ++chain) {
+#pragma unroll 1
+        for (int s = 0; s < count; ++s) {
+          const float* const now = stages + buffer * Tile::kStageFloats;
+          buffer ^= 1;
+          float* const after = stages + buffer * Tile::kStageFloats;
+          const bool more = next_segment < end_segment;
+          if (more) read_next();
+#pragma unroll
+          for (int k = 0; k < kStageK; ++k) {
+            if (k + 1 < kStageK) {
+              load_k(now, k + 1, (k + 1) % 2);
+            } else {
+              // All that this stage holds has been read, all of the next one written.
+              __syncthreads();
+              load_k(after, 0, (k + 1) % 2);
+            }
+#pragma unroll
+            for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+              for (int jj = 0; jj < kThreadN; ++jj) {
+                const int j = (kMode & 2) != 0 && i % 2 != 0 ? kThreadN - 1 - jj : jj;
+                sum[i][j] = fma32(x_at[k % 2][i], w_at[k % 2][j], sum[i][j]);
+              }
+            }
+            if (k >= kStageK - 9 && k < kStageK - 1) write_part(after, k - (kStageK - 9));
+          }
+        }
+        // The chain joins the segment.
+#pragma unroll
+        for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+          for (int q = 0; q < kThreadN / 4; ++q) {
+            float4* const slot = own + (i * (kThreadN / 4) + q) * kThreads;
+            float* const v = &sum[i][q * 4];
+            float4 add = {v[0], v[1], v[2], v[3]};
+            if constexpr ((kMode & 1) != 0) add = {v[1], v[0], v[3], v[2]};
+            *slot = chain == 0 ? add : add4(*slot, add);
+            v[0] = v[1] = v[2] = v[3] = 0.0f;
+          }
+        }
+      }
+      // The segment joins the total. The first split of K adds up its segments, the further ones
+      // keep each for finish_kernel.
+      const bool final = p.splits == 1 && segment + 1 == end_segment;
+      const bool fresh = split != 0 || segment == 0;
+      const std::int64_t slab =
+          p.splits == 1
+              ? blockIdx.x
+              : static_cast<std::int64_t>(split == 0 ? 0 : segment) * p.tiles + tile_index;
+      float4* const total = p.sums + slab * kSlots * kThreads + thread;
+#pragma unroll 4
+      for (int i = 0; i < kThreadM; ++i) {
+        float4 a = own[(2 * i) * kThreads], b = own[(2 * i + 1) * kThreads];
+        if constexpr ((kMode & 1) != 0) a = {a.y, a.x, a.w, a.z}, b = {b.y, b.x, b.w, b.z};
+        if (!fresh) {
+          a = add4(total[(2 * i) * kThreads], a);
+          b = add4(total[(2 * i + 1) * kThreads], b);
+        }
+        if (final) {
+          store_row<Tile>(p, tile, place, i, a, b);
+        } else {
+          total[(2 * i) * kThreads] = a;
+          total[(2 * i + 1) * kThreads] = b;
+        }
+      }
+    }
+  }
+}
+
+// Adds what the splits of K left, ascending, and stores the outputs. Block (t, i) takes row i of
+// the threads of tile t.
+template <int kWarpsM, int kWarpsN>
+__global__ void __launch_bounds__(32 * kWarpsM * kWarpsN)
+    finish_kernel(const __grid_constant__ ChainProduct p) {
+  using Tile = ChainTile<kWarpsM, kWarpsN>;
+  const int thread = static_cast<int>(threadIdx.x), i = static_cast<int>(blockIdx.y);
+  const ThreadPlace<kWarpsM> place(thread);
+  wait_for_previous();
+  const float4* const sums =
+      p.sums + (static_cast<std::int64_t>(blockIdx.x) * kSlots + 2 * i) * Tile::kThreads + thread;
+  const std::int64_t slab = static_cast<std::int64_t>(p.tiles) * kSlots * Tile::kThreads;
+  float4 a = sums[0], b = sums[Tile::kThreads];
+  for (int s = p.segments / p.splits; s < p.segments; ++s) {
+    a = add4(a, sums[s * slab]);
+    b = add4(b, sums[s * slab + Tile::kThreads]);
+  }
+  store_row<Tile>(p, place_of<Tile>(p, blockIdx.x), place, i, a, b);
+}
+
+template <Dtype kDtype, int kWarpsM, int kWarpsN, int kBlocks, int kMode = 3>
+void launch_chains(Context& context, const Product& product, int splits = 0) {
+  using Tile = ChainTile<kWarpsM, kWarpsN>;
+  const auto kernel = chain_kernel<kDtype, kWarpsM, kWarpsN, kBlocks, kMode>;
+  const int resident = context.multiprocessors *
+                       context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel),
+                                                         Tile::kThreads, Tile::kSharedBytes);
+  ChainProduct p{};
+  p.M = product.M, p.K = product.K, p.x = product.x;
+  p.epilogue = product.epilogue, p.residual = product.residual;
+  p.vector_rows = reinterpret_cast<std::uintptr_t>(p.residual) % 16 == 0;
+  p.segments = static_cast<int>((product.K + kSegment - 1) / kSegment);
+  p.tiles_m = static_cast<unsigned>((product.M + Tile::kM - 1) / Tile::kM);
+  const bool swiglu = product.epilogue == Epilogue::kSwiglu;
+  const int columns = swiglu ? Tile::kN / 2 : Tile::kN;
+  for (int part = 0; part < product.part_count; ++part) {
+    const ProductPart& from = product.parts[part];
+    p.W[part] = from.W, p.N[part] = from.N, p.y[part] = from.y;
+    if (part == 0 || !swiglu) {
+      p.tiles_n += static_cast<unsigned>((from.N + columns - 1) / columns);
+      p.vector_rows =
+          p.vector_rows && from.N % 4 == 0 && reinterpret_cast<std::uintptr_t>(from.y) % 16 == 0;
+    }
+    p.part_end[part] = p.tiles_n;
+  }
+  for (int part = product.part_count; part < 3; ++part) p.part_end[part] = p.tiles_n;
+  p.tiles = p.tiles_m * p.tiles_n;
+  p.splits = splits != 0 ? splits : 1;
+  const unsigned units = p.tiles * static_cast<unsigned>(p.splits);
+  const unsigned grid = std::min(units, static_cast<unsigned>(resident));
+  const std::size_t slabs = p.splits > 1     ? static_cast<std::size_t>(p.segments) * p.tiles
+                            : p.segments > 1 ? grid
+                                             : 1;
+  const Scratch<float4> sums(context, slabs * kSlots * Tile::kThreads);
+  p.sums = sums.get();
+  launch_overlapping(context, kernel, dim3(grid), dim3(Tile::kThreads), Tile::kSharedBytes, p);
+  if (p.splits > 1) {
+    launch_overlapping(context, finish_kernel<kWarpsM, kWarpsN>, dim3(p.tiles, kThreadM),
+                       dim3(Tile::kThreads), 0, p);
+  }
+}
+
+// ---- Sliced K ----
+//
+// All chains advance together through a slice of 64 k. At the end of a segment the chain sums meet
+// in shared memory and one thread per output adds them, ascending. Tiles are copied to shared
+// memory kStages - 1 slices ahead (asynchronously from sm_80 on).
 
 constexpr int kThreads = 32 * kChains;
 constexpr int kTileN = 64;
@@ -72,12 +516,13 @@ __device__ __forceinline__ void load_four(const unsigned char* p, float (&w)[4])
 }
 
 // Block b computes tile (b % tiles_m, b / tiles_m) of kTileM x kTileN outputs. Lane (i, j) = (lane
-// / 8, lane % 8) holds outputs (i + 4 r, j + 8 s). kVector: see rows_are_vectors.
+// / 8, lane % 8) holds outputs (i + 4 r, j + 8 s). kVector: see rows_are_vectors. `residual`, where
+// there is one, is [M, N] and may be y.
 template <Dtype kDtype, int kTileM, int kStages, bool kVector>
 __global__ void __launch_bounds__(kThreads, 1)
-    prefill_kernel(float* __restrict__ y, const float* __restrict__ x,
-                   const std::byte* __restrict__ W, std::int64_t M, std::int64_t N, std::int64_t K,
-                   unsigned tiles_m) {
+    sliced_kernel(float* y, const float* residual, const float* __restrict__ x,
+                  const std::byte* __restrict__ W, std::int64_t M, std::int64_t N, std::int64_t K,
+                  unsigned tiles_m) {
   extern __shared__ float4 shared_vectors[];
   unsigned char* const shared = reinterpret_cast<unsigned char*>(shared_vectors);
   constexpr int kR = kTileM / 4, kS = kTileN / 8;
@@ -211,68 +656,152 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int r = 0; r < kR; ++r) {  // thread = 32 s + lane holds outputs (lane_i + 4 r, lane_j + 8 s)
     const std::int64_t m = tile_m + lane_i + 4 * r, n = tile_n + lane_j + 8 * chain;
-    if (m < M && n < N) y[m * N + n] = total[r];
+    if (m >= M || n >= N) continue;
+    const std::int64_t at = m * N + n;
+    y[at] = residual == nullptr ? total[r] : add32(residual[at], total[r]);
   }
 }
 
+struct SlicedPart {
+  float* y;
+  const float* residual;
+  const float* x;
+  const std::byte* W;
+  std::int64_t M, N, K;
+};
+
 template <Dtype kDtype, int kTileM, int kStages, bool kVector>
-void launch(Context& context, float* y, const float* x, const std::byte* W, std::int64_t N,
-            std::int64_t K, std::int64_t M) {
-  const auto kernel = prefill_kernel<kDtype, kTileM, kStages, kVector>;
+void launch_sliced(Context& context, const SlicedPart& p) {
+  const auto kernel = sliced_kernel<kDtype, kTileM, kStages, kVector>;
   const std::size_t shared_bytes = kStages * kStageBytes<kDtype, kTileM>;
   context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel), kThreads, shared_bytes);
-  const std::int64_t tiles_m = (M + kTileM - 1) / kTileM, tiles_n = (N + kTileN - 1) / kTileN;
+  const std::int64_t tiles_m = (p.M + kTileM - 1) / kTileM, tiles_n = (p.N + kTileN - 1) / kTileN;
   kernel<<<static_cast<unsigned>(tiles_m * tiles_n), kThreads, shared_bytes, context.stream>>>(
-      y, x, W, M, N, K, static_cast<unsigned>(tiles_m));
-  BW_CUDA_LAUNCHED("matmul_prefill");
+      p.y, p.residual, p.x, p.W, p.M, p.N, p.K, static_cast<unsigned>(tiles_m));
+  BW_CUDA_LAUNCHED("sliced_kernel");
 }
 
 template <Dtype kDtype, int kTileM>
-void launch(Context& context, float* y, const float* x, const std::byte* W, std::int64_t N,
-            std::int64_t K, std::int64_t M) {
-  if (!rows_are_vectors(x, W, K)) {
-    return launch<kDtype, kTileM, 2, false>(context, y, x, W, N, K, M);
+void launch_sliced(Context& context, const SlicedPart& p) {
+  if (!rows_are_vectors(p.x, p.W, p.K)) {
+    return launch_sliced<kDtype, kTileM, 2, false>(context, p);
   }
   if (4 * kStageBytes<kDtype, kTileM> <= context.shared_limit) {
-    return launch<kDtype, kTileM, 4, true>(context, y, x, W, N, K, M);
+    return launch_sliced<kDtype, kTileM, 4, true>(context, p);
   }
-  launch<kDtype, kTileM, 2, true>(context, y, x, W, N, K, M);
+  launch_sliced<kDtype, kTileM, 2, true>(context, p);
 }
 
 template <Dtype kDtype>
-void launch(Context& context, float* y, const float* x, const std::byte* W, std::int64_t N,
-            std::int64_t K, std::int64_t M) {
+void launch_sliced(Context& context, const SlicedPart& p) {
   // Two stages of the small tile are the least that is needed: sm_75 has 64 KiB.
   static_assert(2 * kStageBytes<kDtype, 32> <= 64 * 1024);
-  const std::int64_t large_tiles = (M + 63) / 64 * ((N + kTileN - 1) / kTileN);
-  if (M > 32 && large_tiles >= context.multiprocessors &&
+  const std::int64_t large_tiles = (p.M + 63) / 64 * ((p.N + kTileN - 1) / kTileN);
+  if (p.M > 32 && large_tiles >= context.multiprocessors &&
       2 * kStageBytes<kDtype, 64> <= context.shared_limit) {
-    return launch<kDtype, 64>(context, y, x, W, N, K, M);
+    return launch_sliced<kDtype, 64>(context, p);
   }
-  launch<kDtype, 32>(context, y, x, W, N, K, M);
+  launch_sliced<kDtype, 32>(context, p);
 }
+
+void launch_sliced(Context& context, Dtype dtype, const SlicedPart& part) {
+  // A grid has at most 2^31 - 1 blocks; a chunk is a whole number of tiles.
+  const std::int64_t tiles_n = (part.N + kTileN - 1) / kTileN;
+  const std::int64_t most = std::max<std::int64_t>(1, 0x7fffffff / tiles_n) * 32 / 64 * 64;
+  const std::int64_t chunk = std::max<std::int64_t>(64, most);
+  for (std::int64_t m = 0; m < part.M; m += chunk) {
+    SlicedPart p = part;
+    p.M = std::min(chunk, part.M - m);
+    p.x += m * p.K;
+    p.y += m * p.N;
+    if (p.residual != nullptr) p.residual += m * p.N;
+    switch (dtype) {
+      case Dtype::kBf16:
+        launch_sliced<Dtype::kBf16>(context, p);
+        break;
+      case Dtype::kFp16:
+        launch_sliced<Dtype::kFp16>(context, p);
+        break;
+      case Dtype::kFp32:
+        launch_sliced<Dtype::kFp32>(context, p);
+        break;
+    }
+  }
+}
+
+__global__ void gate_kernel(float* gate, const float* up, std::int64_t count) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += step) {
+    gate[i] = contract::swiglu_element(gate[i], up[i]);
+  }
+}
+
+void launch_sliced(Context& context, const Product& product) {
+  const auto run = [&](const ProductPart& part, float* y, const float* residual) {
+    launch_sliced(context, product.dtype,
+                  {y, residual, product.x, part.W, product.M, part.N, product.K});
+  };
+  if (product.epilogue == Epilogue::kSwiglu) {
+    const std::int64_t count = product.M * product.parts[0].N;
+    const Scratch<float> up(context, static_cast<std::size_t>(count));
+    run(product.parts[0], product.parts[0].y, nullptr);
+    run(product.parts[1], up.get(), nullptr);
+    constexpr int kGateThreads = 256;
+    const std::int64_t blocks = (count + kGateThreads - 1) / kGateThreads;
+    gate_kernel<<<static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 20)), kGateThreads, 0,
+                  context.stream>>>(product.parts[0].y, up.get(), count);
+    BW_CUDA_LAUNCHED("gate_kernel");
+    return;
+  }
+  for (int part = 0; part < product.part_count; ++part) {
+    run(product.parts[part], product.parts[part].y,
+        product.epilogue == Epilogue::kAdd ? product.residual : nullptr);
+  }
+}
+
+// ---- The list ----
+
+bool chains_fit(const Context& context, const Product& product) {
+  if (context.capability < 80 || product.M < 128 ||
+      ChainTile<2, 2>::kSharedBytes > context.shared_limit) {
+    return false;
+  }
+  for (int part = 0; part < product.part_count; ++part) {
+    if (!rows_are_vectors(product.x, product.parts[part].W, product.K)) return false;
+  }
+  return true;
+}
+
+void launch_chains(Context& context, const Product& product) {
+  switch (product.dtype) {
+    case Dtype::kBf16:
+      return launch_chains<Dtype::kBf16, 2, 2, 2>(context, product);
+    case Dtype::kFp16:
+      return launch_chains<Dtype::kFp16, 2, 2, 2>(context, product);
+    case Dtype::kFp32:
+      return launch_chains<Dtype::kFp32, 2, 2, 2>(context, product);
+  }
+}
+
+constexpr ProductVariant kVariants[] = {
+    {"prefill_chains", chains_fit, false, launch_chains},
+    {"prefill_sliced", [](const Context&, const Product&) { return true; }, false, launch_sliced},
+};
 
 }  // namespace
 
+std::span<const ProductVariant> prefill_variants() {
+  return kVariants;
+}
+
 void matmul_prefill(Context& context, float* y, const float* x, Dtype dtype, const std::byte* W,
                     std::int64_t N, std::int64_t K, std::int64_t M) {
-  // A grid has at most 2^31 - 1 blocks; a chunk is a whole number of tiles.
-  const std::int64_t tiles_n = (N + kTileN - 1) / kTileN;
-  const std::int64_t most = std::max<std::int64_t>(1, 0x7fffffff / tiles_n) * 32 / 64 * 64;
-  const std::int64_t chunk = std::max<std::int64_t>(64, most);
-  for (std::int64_t m = 0; m < M; m += chunk) {
-    const std::int64_t count = std::min(chunk, M - m);
-    switch (dtype) {
-      case Dtype::kBf16:
-        launch<Dtype::kBf16>(context, y + m * N, x + m * K, W, N, K, count);
-        break;
-      case Dtype::kFp16:
-        launch<Dtype::kFp16>(context, y + m * N, x + m * K, W, N, K, count);
-        break;
-      case Dtype::kFp32:
-        launch<Dtype::kFp32>(context, y + m * N, x + m * K, W, N, K, count);
-        break;
-    }
+  Product product;
+  product.M = M, product.K = K, product.x = x, product.dtype = dtype;
+  product.parts[0] = {W, N, y};
+  for (const ProductVariant& variant : kVariants) {
+    if (variant.fits(context, product)) return variant.launch(context, product);
   }
 }
 

@@ -115,7 +115,10 @@ __global__ void __launch_bounds__(kThreads)
   const int thread = static_cast<int>(threadIdx.x);
   const float* const logits = all_logits + row * vocab;
   std::uint64_t* const weights = all_weights + row * vocab;
-  const SampleRow request = requests[row];
+  const contract::SamplingParams request = requests[row].params;
+  const std::uint64_t draw = requests[row].draw;
+  const std::uint64_t fraction =
+      request.top_p < 1.0f ? contract::top_p_fraction(request.top_p) : std::uint64_t{1} << 32;
 
   std::uint64_t best = 0;  // key, then the complement of the id: the lowest id wins
   for (int i = thread; i < vocab; i += kThreads) {
@@ -173,10 +176,10 @@ __global__ void __launch_bounds__(kThreads)
   if (threshold != 0) ties = request.top_k - count_above;
   std::uint64_t total = weight_above + (threshold != 0 ? ties * weight_at(threshold) : 0);
 
-  if (request.fraction < (std::uint64_t{1} << 32)) {
+  if (fraction < (std::uint64_t{1} << 32)) {
     // Keys >= T weigh too much for top_p: true for every T at or below the threshold of top_k.
     const std::uint32_t lowest = search(state, logits, vocab, weight, [&](std::uint64_t sum) {
-      return !within_top_p(sum, total, request.fraction);
+      return !within_top_p(sum, total, fraction);
     });
     sum_about(lowest);
     const std::uint64_t candidates = threshold != 0 && lowest == threshold ? ties : count_at;
@@ -185,7 +188,7 @@ __global__ void __launch_bounds__(kThreads)
     std::uint64_t kept = 1, beyond = candidates + 1;
     while (beyond - kept > 1) {
       const std::uint64_t middle = kept + (beyond - kept) / 2;
-      if (within_top_p(weight_above + (middle - 1) * tie_weight, total, request.fraction)) {
+      if (within_top_p(weight_above + (middle - 1) * tie_weight, total, fraction)) {
         kept = middle;
       } else {
         beyond = middle;
@@ -197,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   // The first kept id, ascending, at which the cumulative weight exceeds the target.
-  const std::uint64_t target = contract::multiply_high(request.draw, total);
+  const std::uint64_t target = contract::multiply_high(draw, total);
   const int share = (vocab + kThreads - 1) / kThreads;
   const int begin = thread * share < vocab ? thread * share : vocab;
   const int end = begin + share < vocab ? begin + share : vocab;

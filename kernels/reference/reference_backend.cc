@@ -126,9 +126,8 @@ void ReferenceBackend::store_kv(const LayerKv& cache, const float* k, const floa
   const std::int64_t width = cache.kv_width;
   const std::size_t bytes = static_cast<std::size_t>(width) * sizeof(float);
   for (std::int64_t m = 0; m < rows.rows; ++m) {
-    const std::int64_t at = (rows.slot[m] * cache.capacity + rows.position[m]) * width;
-    std::memcpy(cache.keys + at, k + m * width, bytes);
-    std::memcpy(cache.values + at, v + m * width, bytes);
+    std::memcpy(cache.key(rows.slot[m], rows.position[m]), k + m * width, bytes);
+    std::memcpy(cache.value(rows.slot[m], rows.position[m]), v + m * width, bytes);
   }
 }
 
@@ -136,13 +135,10 @@ void ReferenceBackend::attention(float* out, const float* q, const LayerKv& cach
                                  std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
                                  const RowMap& rows) {
   for (std::int64_t m = 0; m < rows.rows; ++m) {
-    const std::int64_t slot_at = rows.slot[m] * cache.capacity * cache.kv_width;
     for (std::int64_t h = 0; h < heads; ++h) {
-      const std::int64_t head_at = slot_at + h / (heads / kv_heads) * head_dim;
-      const auto key = [&](std::int64_t j) { return cache.keys + head_at + j * cache.kv_width; };
-      const auto value = [&](std::int64_t j) {
-        return cache.values + head_at + j * cache.kv_width;
-      };
+      const std::int64_t head_at = h / (heads / kv_heads) * head_dim;
+      const auto key = [&](std::int64_t j) { return cache.key(rows.slot[m], j) + head_at; };
+      const auto value = [&](std::int64_t j) { return cache.value(rows.slot[m], j) + head_at; };
       attention_row(q + (m * heads + h) * head_dim, key, value, rows.position[m],
                     static_cast<int>(head_dim), out + (m * heads + h) * head_dim);
     }
@@ -153,8 +149,8 @@ void ReferenceBackend::swiglu(float* out, const float* gate, const float* up, st
   for (std::int64_t i = 0; i < count; ++i) out[i] = swiglu_element(gate[i], up[i]);
 }
 
-void ReferenceBackend::add(float* x, const float* y, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) x[i] = add32(x[i], y[i]);
+void ReferenceBackend::add(float* out, const float* x, const float* y, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = add32(x[i], y[i]);
 }
 
 void ReferenceBackend::gather_rows(float* out, const float* x, std::int64_t width,
@@ -165,19 +161,32 @@ void ReferenceBackend::gather_rows(float* out, const float* x, std::int64_t widt
   }
 }
 
-void ReferenceBackend::hash_rows(Digest* host_out, LeafType type, std::uint32_t layer,
-                                 const float* first, std::size_t first_bytes, const float* second,
-                                 std::size_t second_bytes, const RowMap& rows) {
+Digest ReferenceBackend::hash_row(LeafType type, std::uint32_t first_layer, std::int64_t index,
+                                  const float* first, std::size_t first_bytes, const float* second,
+                                  std::size_t second_bytes, const RowMap& rows) {
+  const std::int64_t layer = index / rows.rows, m = index % rows.rows;
+  const std::size_t row = static_cast<std::size_t>(index);
+  const LeafPrefix prefix{type, static_cast<std::uint8_t>(Dtype::kFp32),
+                          first_layer + static_cast<std::uint32_t>(layer),
+                          static_cast<std::uint64_t>(rows.host_position[m])};
   const auto* a = reinterpret_cast<const std::uint8_t*>(first);
+  const ByteView head(a + row * first_bytes, first_bytes);
+  if (second_bytes == 0) return leaf_digest(prefix, head);
   const auto* b = reinterpret_cast<const std::uint8_t*>(second);
-  for (std::size_t m = 0; m < static_cast<std::size_t>(rows.rows); ++m) {
-    const LeafPrefix prefix{type, static_cast<std::uint8_t>(Dtype::kFp32), layer,
-                            static_cast<std::uint64_t>(rows.host_position[m])};
-    const ByteView head(a + m * first_bytes, first_bytes);
-    host_out[m] = second_bytes == 0
-                      ? leaf_digest(prefix, head)
-                      : leaf_digest(prefix, head, ByteView(b + m * second_bytes, second_bytes));
+  return leaf_digest(prefix, head, ByteView(b + row * second_bytes, second_bytes));
+}
+
+void ReferenceBackend::hash_rows(Digest* out, LeafType type, std::uint32_t first_layer,
+                                 std::int64_t layers, const float* first, std::size_t first_bytes,
+                                 const float* second, std::size_t second_bytes,
+                                 const RowMap& rows) {
+  for (std::int64_t i = 0; i < layers * rows.rows; ++i) {
+    out[i] = hash_row(type, first_layer, i, first, first_bytes, second, second_bytes, rows);
   }
+}
+
+void ReferenceBackend::flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) {
+  if (find_non_finite(x, count, 1).row >= 0) *flag = 1;
 }
 
 NonFinite ReferenceBackend::find_non_finite(const float* x, std::int64_t width, std::int64_t M) {
@@ -187,11 +196,10 @@ NonFinite ReferenceBackend::find_non_finite(const float* x, std::int64_t width, 
   return {};
 }
 
-void ReferenceBackend::sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
-                              std::span<const SampleRequest> requests) {
-  for (std::size_t m = 0; m < requests.size(); ++m) {
-    host_out[m] = sample_token(logits + static_cast<std::int64_t>(m) * vocab, vocab,
-                               requests[m].params, requests[m].draw);
+void ReferenceBackend::sample(std::int32_t* out, const float* logits, std::int64_t vocab,
+                              const SampleRequest* requests, std::int64_t M) {
+  for (std::int64_t m = 0; m < M; ++m) {
+    out[m] = sample_token(logits + m * vocab, vocab, requests[m].params, requests[m].draw);
   }
 }
 

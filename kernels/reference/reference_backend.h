@@ -33,15 +33,22 @@ class ReferenceBackend : public Backend {
   void attention(float* out, const float* q, const LayerKv& cache, std::int64_t heads,
                  std::int64_t kv_heads, std::int64_t head_dim, const RowMap& rows) override;
   void swiglu(float* out, const float* gate, const float* up, std::int64_t count) override;
-  void add(float* x, const float* y, std::int64_t count) override;
+  void add(float* out, const float* x, const float* y, std::int64_t count) override;
   void gather_rows(float* out, const float* x, std::int64_t width, const std::int32_t* index,
                    std::int64_t count) override;
-  void hash_rows(Digest* host_out, LeafType type, std::uint32_t layer, const float* first,
-                 std::size_t first_bytes, const float* second, std::size_t second_bytes,
-                 const RowMap& rows) override;
+  void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
+                 const float* first, std::size_t first_bytes, const float* second,
+                 std::size_t second_bytes, const RowMap& rows) override;
+  void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) override;
   NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) override;
-  void sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
-              std::span<const SampleRequest> requests) override;
+  void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
+              const SampleRequest* requests, std::int64_t M) override;
+
+ protected:
+  // Digest `index` of those that hash_rows makes of these arguments.
+  static Digest hash_row(LeafType type, std::uint32_t first_layer, std::int64_t index,
+                         const float* first, std::size_t first_bytes, const float* second,
+                         std::size_t second_bytes, const RowMap& rows);
 };
 
 }  // namespace bitwitness

@@ -13,6 +13,7 @@
 
 #include "kernels/contract.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/kernels/paged_cache.h"
 #include "tests/oracle/oracle_float.h"
 #include "tests/oracle/oracle_ops.h"
 
@@ -326,7 +327,7 @@ TEST(Oracle, SwigluAndAdd) {
       backend.swiglu(out.data(), floats(gate).data(), floats(up).data(), 1009);
       ASSERT_TRUE(same_bits(out.data(), product));
       out = floats(gate);
-      backend.add(out.data(), floats(up).data(), 1009);
+      backend.add(out.data(), out.data(), floats(up).data(), 1009);
       ASSERT_TRUE(same_bits(out.data(), sum));
     }
   }
@@ -352,14 +353,15 @@ void check_attention(std::size_t dim, std::size_t count, Kind q_kind, Kind k_kin
     std::memcpy(&k_cache[at], keys[j].data(), dim * sizeof(float));
     std::memcpy(&v_cache[at], values[j].data(), dim * sizeof(float));
   }
-  const LayerKv cache{k_cache.data(), v_cache.data(), static_cast<std::int64_t>(capacity),
-                      static_cast<std::int64_t>(width)};
+  const test::PagedCache cache(backend, 2, static_cast<std::int64_t>(capacity),
+                               static_cast<std::int64_t>(width), k_cache, v_cache);
   const std::int32_t slot = 1, position = static_cast<std::int32_t>(count) - 1;
   const RowMap rows{1, &slot, &position, &slot, &position};
   // Four query heads: heads 2 and 3 read key-value head 1. Head 3 holds q.
   std::vector<float> q_row(4 * dim, 0.0f), out(4 * dim, kPoison);
   std::memcpy(&q_row[3 * dim], q.data(), dim * sizeof(float));
-  backend.attention(out.data(), q_row.data(), cache, 4, 2, static_cast<std::int64_t>(dim), rows);
+  backend.attention(out.data(), q_row.data(), cache.layer(), 4, 2, static_cast<std::int64_t>(dim),
+                    rows);
   ASSERT_TRUE(same_bits(&out[3 * dim], oracle::attention(q, keys, values)))
       << "head_dim " << dim << ", keys " << count << ", kinds " << static_cast<int>(q_kind)
       << static_cast<int>(k_kind) << static_cast<int>(v_kind);
@@ -449,7 +451,7 @@ TEST(Oracle, Sampler) {
               request.params = {contract::float_of(temperature), top_k, contract::float_of(top_p)};
               request.draw = i == 0 ? 0 : i == 1 ? ~std::uint64_t{0} : inputs();
               std::int32_t got = -1;
-              backend.sample(&got, values.data(), static_cast<std::int64_t>(vocab), {&request, 1});
+              backend.sample(&got, values.data(), static_cast<std::int64_t>(vocab), &request, 1);
               ASSERT_EQ(static_cast<std::uint32_t>(got),
                         oracle::sample(logits, temperature, top_k, top_p, request.draw))
                   << "vocab " << vocab << ", shape " << shape << ", temperature bits "

@@ -830,9 +830,9 @@ TEST_F(ServeAudit, PassesWhenMemoryIsShort) {
 class FickleBackend final : public SlowBackend {
  public:
   FickleBackend() : SlowBackend(milliseconds(0)) {}
-  void add(float* x, const float* y, std::int64_t count) override {
-    SlowBackend::add(x, y, count);
-    if (flip) x[0] += 1;
+  void add(float* out, const float* x, const float* y, std::int64_t count) override {
+    SlowBackend::add(out, x, y, count);
+    if (flip) out[0] += 1;
   }
   std::atomic<bool> flip{false};
 };

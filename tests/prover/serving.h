@@ -87,22 +87,28 @@ class SlowBackend : public Backend {
   void swiglu(float* out, const float* gate, const float* up, std::int64_t count) override {
     backend().swiglu(out, gate, up, count);
   }
-  void add(float* x, const float* y, std::int64_t count) override { backend().add(x, y, count); }
+  void add(float* out, const float* x, const float* y, std::int64_t count) override {
+    backend().add(out, x, y, count);
+  }
   void gather_rows(float* out, const float* x, std::int64_t width, const std::int32_t* index,
                    std::int64_t count) override {
     backend().gather_rows(out, x, width, index, count);
   }
-  void hash_rows(Digest* host_out, LeafType type, std::uint32_t layer, const float* first,
-                 std::size_t first_bytes, const float* second, std::size_t second_bytes,
-                 const RowMap& rows) override {
-    backend().hash_rows(host_out, type, layer, first, first_bytes, second, second_bytes, rows);
+  void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
+                 const float* first, std::size_t first_bytes, const float* second,
+                 std::size_t second_bytes, const RowMap& rows) override {
+    backend().hash_rows(out, type, first_layer, layers, first, first_bytes, second, second_bytes,
+                        rows);
+  }
+  void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) override {
+    backend().flag_non_finite(flag, x, count);
   }
   NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) override {
     return backend().find_non_finite(x, width, M);
   }
-  void sample(std::int32_t* host_out, const float* logits, std::int64_t vocab,
-              std::span<const SampleRequest> requests) override {
-    backend().sample(host_out, logits, vocab, requests);
+  void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
+              const SampleRequest* requests, std::int64_t M) override {
+    backend().sample(out, logits, vocab, requests, M);
   }
 
   std::atomic<int> steps{0};

@@ -22,6 +22,7 @@
 #include "attest/base/error.h"
 #include "kernels/contract.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/kernels/paged_cache.h"
 
 namespace bitwitness {
 namespace {
@@ -396,11 +397,14 @@ TEST_P(CpuBackendTest, SwigluAndAdd) {
         backend->swiglu(got.data(), got.data(), up.data(), count);
         ASSERT_EQ(first_difference(got.data(), want.data(), count, count), "")
             << "in place " << count;
-        want = gate;
-        got = gate;
-        reference_.add(want.data(), up.data(), count);
-        backend->add(got.data(), up.data(), count);
+        reference_.add(want.data(), gate.data(), up.data(), count);
+        poison(got);
+        backend->add(got.data(), gate.data(), up.data(), count);
         ASSERT_EQ(first_difference(got.data(), want.data(), count, count), "") << "add " << count;
+        got = gate;
+        backend->add(got.data(), got.data(), up.data(), count);
+        ASSERT_EQ(first_difference(got.data(), want.data(), count, count), "")
+            << "add in place " << count;
       }
     }
   }
@@ -443,10 +447,11 @@ class AttentionCase {
  public:
   AttentionCase(const AttentionShape& shape, std::int64_t slots, std::int64_t capacity,
                 Spread spread)
-      : shape_(shape) {
-    cache_.capacity = capacity;
-    cache_.kv_width = shape.kv_heads * shape.head_dim;
-    const std::int64_t count = slots * capacity * cache_.kv_width;
+      : shape_(shape),
+        slots_(slots),
+        capacity_(capacity),
+        kv_width_(shape.kv_heads * shape.head_dim) {
+    const std::int64_t count = slots * capacity * kv_width_;
     // Wide: exponents that spread within binary32's range for scores.
     keys_ = random_floats(count, Spread::kNarrow, 18);
     values_ = random_floats(count, spread, 19);
@@ -464,27 +469,25 @@ class AttentionCase {
       end = std::max(end, position);
     }
     std::vector<float> keys = keys_, values = values_;
-    for (std::size_t slot = 0;
-         slot * static_cast<std::size_t>(cache_.capacity * cache_.kv_width) < keys.size(); ++slot) {
-      for (std::int64_t j = last[slot] + 1; j < cache_.capacity; ++j) {
-        for (std::int64_t i = 0; i < cache_.kv_width; ++i) {
-          const std::size_t k = static_cast<std::size_t>(
-              (static_cast<std::int64_t>(slot) * cache_.capacity + j) * cache_.kv_width + i);
+    for (std::int64_t slot = 0; slot < slots_; ++slot) {
+      for (std::int64_t j = last[static_cast<std::size_t>(slot)] + 1; j < capacity_; ++j) {
+        for (std::int64_t i = 0; i < kv_width_; ++i) {
+          const std::size_t k = static_cast<std::size_t>((slot * capacity_ + j) * kv_width_ + i);
           keys[k] = values[k] = std::numeric_limits<float>::quiet_NaN();
         }
       }
     }
-    cache_.keys = keys.data();
-    cache_.values = values.data();
+    const test::PagedCache paged(reference, slots_, capacity_, kv_width_, keys, values);
+    const LayerKv cache = paged.layer();
     const std::int64_t M = static_cast<std::int64_t>(at.size());
     const std::int64_t width = shape_.heads * shape_.head_dim;
     const RowMap rows{M, slots.data(), positions.data(), slots.data(), positions.data()};
     const std::vector<float> q = random_floats(M * width, Spread::kNarrow, 20);
     std::vector<float> want(static_cast<std::size_t>(M * width)), got(want.size());
-    reference.attention(want.data(), q.data(), cache_, shape_.heads, shape_.kv_heads,
+    reference.attention(want.data(), q.data(), cache, shape_.heads, shape_.kv_heads,
                         shape_.head_dim, rows);
     poison(got);
-    backend.attention(got.data(), q.data(), cache_, shape_.heads, shape_.kv_heads, shape_.head_dim,
+    backend.attention(got.data(), q.data(), cache, shape_.heads, shape_.kv_heads, shape_.head_dim,
                       rows);
     ASSERT_EQ(first_difference(got.data(), want.data(), M * width, width), "")
         << "heads=" << shape_.heads << '/' << shape_.kv_heads << " head_dim=" << shape_.head_dim
@@ -493,7 +496,7 @@ class AttentionCase {
 
  private:
   AttentionShape shape_;
-  LayerKv cache_;
+  std::int64_t slots_, capacity_, kv_width_;
   std::vector<float> keys_, values_;
 };
 
@@ -541,7 +544,8 @@ TEST_P(CpuBackendTest, AttentionWithExtremeScores) {
   std::vector<float> keys = random_floats(kPositions * kDim, Spread::kNarrow, 21);
   std::vector<float> values = random_floats(kPositions * kDim, Spread::kWide, 22);
   for (std::size_t i = 0; i < keys.size(); ++i) keys[i] *= i / kDim % 7 == 0 ? 64.0f : 8.0f;
-  LayerKv cache{keys.data(), values.data(), kPositions, kDim};
+  const test::PagedCache paged(reference_, 1, kPositions, kDim, keys, values);
+  const LayerKv cache = paged.layer();
   std::vector<std::int32_t> slots(kPositions, 0), positions;
   for (std::int32_t p = 0; p < kPositions; ++p) positions.push_back(p);
   const RowMap rows{kPositions, slots.data(), positions.data(), slots.data(), positions.data()};
@@ -564,16 +568,22 @@ TEST_P(CpuBackendTest, HashRows) {
             random_floats(M * static_cast<std::int64_t>(width), Spread::kWide, 25);
         std::vector<std::int32_t> slots(static_cast<std::size_t>(M), 0), positions;
         for (std::int32_t m = 0; m < M; ++m) positions.push_back(m * 3 + 1);
-        const RowMap rows{M, slots.data(), positions.data(), slots.data(), positions.data()};
-        std::vector<Digest> want(static_cast<std::size_t>(M)), got(want.size());
-        reference_.hash_rows(want.data(), LeafType::kKeyValue, 3, a.data(), width * 4, b.data(),
-                             width * 4, rows);
-        backend->hash_rows(got.data(), LeafType::kKeyValue, 3, a.data(), width * 4, b.data(),
-                           width * 4, rows);
-        EXPECT_EQ(got, want) << "M=" << M << " width=" << width;
-        reference_.hash_rows(want.data(), LeafType::kRow, 4, a.data(), width * 4, nullptr, 0, rows);
-        backend->hash_rows(got.data(), LeafType::kRow, 4, a.data(), width * 4, nullptr, 0, rows);
-        EXPECT_EQ(got, want) << "M=" << M << " width=" << width;
+        // All rows as one layer, and as layers of a row each.
+        for (const std::int64_t layers : {std::int64_t{1}, M}) {
+          const RowMap rows{M / layers, slots.data(), positions.data(), slots.data(),
+                            positions.data()};
+          std::vector<Digest> want(static_cast<std::size_t>(M)), got(want.size());
+          reference_.hash_rows(want.data(), LeafType::kKeyValue, 3, layers, a.data(), width * 4,
+                               b.data(), width * 4, rows);
+          backend->hash_rows(got.data(), LeafType::kKeyValue, 3, layers, a.data(), width * 4,
+                             b.data(), width * 4, rows);
+          EXPECT_EQ(got, want) << "M=" << M << " width=" << width;
+          reference_.hash_rows(want.data(), LeafType::kRow, 4, layers, a.data(), width * 4, nullptr,
+                               0, rows);
+          backend->hash_rows(got.data(), LeafType::kRow, 4, layers, a.data(), width * 4, nullptr, 0,
+                             rows);
+          EXPECT_EQ(got, want) << "M=" << M << " width=" << width;
+        }
       }
     }
   }
@@ -591,6 +601,9 @@ TEST_P(CpuBackendTest, FindNonFinite) {
       std::vector<float> x = random_floats(width * M, Spread::kWide, 26);
       x[0] = std::numeric_limits<float>::max();
       EXPECT_EQ(backend->find_non_finite(x.data(), width, M).row, -1);
+      std::uint32_t unset = 0;
+      backend->flag_non_finite(&unset, x.data(), width * M);
+      EXPECT_EQ(unset, 0u);
       Random random(27);
       for (int i = 0; i < 40; ++i) {
         std::vector<float> y = x;
@@ -601,6 +614,9 @@ TEST_P(CpuBackendTest, FindNonFinite) {
         if (i % 3 == 0) y[place()] = bad[(i + 1) % 4];
         const NonFinite want = reference_.find_non_finite(y.data(), width, M);
         const NonFinite got = backend->find_non_finite(y.data(), width, M);
+        std::uint32_t flag = 0;
+        backend->flag_non_finite(&flag, y.data(), width * M);
+        ASSERT_EQ(flag, 1u);
         ASSERT_EQ(got.row, want.row);
         ASSERT_EQ(got.element, want.element);
       }
@@ -630,8 +646,8 @@ TEST_P(CpuBackendTest, Sample) {
         }
       }
       std::vector<std::int32_t> want(kM, -1), got(kM, -2);
-      reference_.sample(want.data(), logits.data(), vocab, requests);
-      backend->sample(got.data(), logits.data(), vocab, requests);
+      reference_.sample(want.data(), logits.data(), vocab, requests.data(), kM);
+      backend->sample(got.data(), logits.data(), vocab, requests.data(), kM);
       EXPECT_EQ(got, want) << "vocab=" << vocab;
     }
   }
@@ -703,7 +719,7 @@ TEST_P(CpuBackendTest, RefusesACallerWhoseEnvironmentChanged) {
     std::thread caller([&] {
       const ControlBits scope(bits);
       try {
-        backend->add(x.data(), x.data(), 8);
+        backend->add(x.data(), x.data(), x.data(), 8);
       } catch (const Error& e) {
         refused = e.kind() == ErrorKind::kInfrastructure;
       }
@@ -711,7 +727,7 @@ TEST_P(CpuBackendTest, RefusesACallerWhoseEnvironmentChanged) {
     caller.join();
     EXPECT_TRUE(refused) << "control bits " << bits;
   }
-  backend->add(x.data(), x.data(), 8);
+  backend->add(x.data(), x.data(), x.data(), 8);
   EXPECT_EQ(x[7], 2.0f);
 }
 #endif

@@ -1,9 +1,8 @@
-// The CUDA backend against the reference: equal bytes for every operator, on boundary shapes and
-// poisoned outputs. Skipped by name where there is no device.
+// The operators of the CUDA backend, all but the products (product_test.cc), against the reference:
+// equal bytes on boundary shapes and poisoned outputs. Skipped by name where there is no device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,273 +10,12 @@
 #include "attest/base/error.h"
 #include "kernels/contract.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/reference/reference_backend.h"
 #include "kernels/sampler.h"
+#include "tests/kernels/cuda/cuda_fixture.h"
+#include "tests/kernels/paged_cache.h"
 
-namespace bitwitness {
+namespace bitwitness::test {
 namespace {
-
-using contract::bits_of;
-using contract::float_of;
-
-// A fixed sequence of 32-bit words (splitmix64).
-class Words {
- public:
-  explicit Words(std::uint64_t seed) : state_(seed) {}
-  std::uint32_t next() {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return static_cast<std::uint32_t>((z ^ (z >> 31)) >> 16);
-  }
-  // Signs, zeros, subnormals and exponents within 2^-`spread` to 2^`spread`.
-  float value(int spread) {
-    const std::uint32_t word = next();
-    const std::uint32_t sign = word & 0x80000000u;
-    if (word % 61 == 0) return float_of(sign);
-    if (word % 59 == 0) return float_of(sign | (next() & 0x007fffffu));
-    const auto exponent = static_cast<std::uint32_t>(127 - spread) +
-                          next() % static_cast<std::uint32_t>(2 * spread + 1);
-    return float_of(sign | exponent << 23 | (word & 0x007fffffu));
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-std::vector<float> values(std::int64_t count, std::uint64_t seed, int spread = 4) {
-  Words words(seed);
-  std::vector<float> result(static_cast<std::size_t>(count));
-  for (float& x : result) x = words.value(spread);
-  return result;
-}
-
-// Weights of a type as bytes, preceded by `lead` elements that no one may read: misaligns the rows.
-std::vector<std::byte> weights(Dtype dtype, std::int64_t count, std::uint64_t seed, int lead = 0,
-                               int spread = 4) {
-  Words words(seed);
-  const std::size_t size = dtype_bytes(dtype);
-  std::vector<std::byte> result(static_cast<std::size_t>(count + lead) * size, std::byte{0xff});
-  for (std::size_t i = static_cast<std::size_t>(lead); i < result.size() / size; ++i) {
-    const float x = words.value(spread);
-    if (dtype == Dtype::kFp32) {
-      std::memcpy(&result[i * 4], &x, 4);
-    } else {
-      const std::uint16_t h =
-          dtype == Dtype::kBf16 ? contract::f32_to_bf16(x) : contract::f32_to_fp16(x);
-      std::memcpy(&result[i * 2], &h, 2);
-    }
-  }
-  return result;
-}
-
-// The first element whose bytes differ, with its row and column; empty if there is none.
-std::string first_difference(const std::vector<float>& got, const std::vector<float>& want,
-                             std::int64_t width) {
-  if (got.size() != want.size()) return "sizes differ";
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    if (std::memcmp(&got[i], &want[i], 4) == 0) continue;
-    unsigned char a[4], b[4];
-    std::memcpy(a, &got[i], 4);
-    std::memcpy(b, &want[i], 4);
-    std::size_t byte = 0;
-    while (a[byte] == b[byte]) ++byte;
-    char text[160];
-    std::snprintf(text, sizeof text, "byte %zu, row %lld column %lld: got %08x, want %08x",
-                  4 * i + byte, static_cast<long long>(static_cast<std::int64_t>(i) / width),
-                  static_cast<long long>(static_cast<std::int64_t>(i) % width), bits_of(got[i]),
-                  bits_of(want[i]));
-    return text;
-  }
-  return "";
-}
-
-class CudaTest : public testing::Test {
- protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device: " << cuda_unavailable_reason();
-    static const std::unique_ptr<Backend> backend = make_cuda_backend(0);
-    cuda_ = backend.get();
-  }
-
-  template <class T>
-  Buffer upload(const std::vector<T>& host) {
-    Buffer buffer = cuda_->allocate(host.size() * sizeof(T));
-    cuda_->to_device(buffer.as<void>(), host.data(), host.size() * sizeof(T));
-    return buffer;
-  }
-  // A buffer of NaNs: elements that are not written show.
-  Buffer poisoned(std::int64_t count) {
-    return upload(std::vector<float>(static_cast<std::size_t>(count), float_of(0x7fc0dead)));
-  }
-  std::vector<float> download(const Buffer& buffer, std::int64_t count) {
-    std::vector<float> host(static_cast<std::size_t>(count));
-    cuda_->to_host(host.data(), buffer.as<void>(), host.size() * sizeof(float));
-    return host;
-  }
-
-  Backend* cuda_ = nullptr;
-  ReferenceBackend reference_;
-};
-
-// Rows of a step in host and device memory.
-struct Rows {
-  std::vector<std::int32_t> slot, position;
-  Buffer device_slot, device_position;
-  RowMap host() const {
-    return {static_cast<std::int64_t>(slot.size()), slot.data(), position.data(), slot.data(),
-            position.data()};
-  }
-  RowMap device() const {
-    return {static_cast<std::int64_t>(slot.size()), device_slot.as<std::int32_t>(),
-            device_position.as<std::int32_t>(), slot.data(), position.data()};
-  }
-};
-
-// ---- Matrix product
-
-class CudaMatmulTest : public CudaTest {
- protected:
-  // Compares every output if there are few, else the borders and a sample: the reference is slow.
-  void compare(Dtype dtype, std::int64_t M, std::int64_t N, std::int64_t K, int lead = 0,
-               int spread = 4) {
-    const std::uint64_t seed = static_cast<std::uint64_t>(M * 1000003 + N * 1009 + K);
-    const std::vector<float> x = values(M * K, seed, spread);
-    const std::vector<std::byte> w = weights(dtype, N * K, seed + 1, lead, spread);
-    const Buffer device_x = upload(x), device_w = upload(w), device_y = poisoned(M * N);
-    const std::size_t skip = static_cast<std::size_t>(lead) * dtype_bytes(dtype);
-    cuda_->matmul(device_y.as<float>(), device_x.as<float>(),
-                  {dtype, N, K, device_w.as<std::byte>() + skip}, M);
-    const std::vector<float> y = download(device_y, M * N);
-    const std::int64_t step = std::max<std::int64_t>(1, M * N * K / 6'000'000);
-    for (std::int64_t i = 0; i < M * N; ++i) {
-      const std::int64_t m = i / N, n = i % N;
-      const float got = y[static_cast<std::size_t>(i)];
-      const bool border = (n == 0 || n == N - 1) && (m == 0 || m == M - 1);
-      if (i % step != 0 && !border) {
-        ASSERT_NE(bits_of(got), 0x7fc0deadu) << "not written: " << m << ", " << n;
-        continue;
-      }
-      const float* row = x.data() + m * K;
-      const void* data = w.data() + skip;
-      const float want =
-          dtype == Dtype::kBf16   ? contract::matmul_element<Dtype::kBf16>(K, row, data, n)
-          : dtype == Dtype::kFp16 ? contract::matmul_element<Dtype::kFp16>(K, row, data, n)
-                                  : contract::matmul_element<Dtype::kFp32>(K, row, data, n);
-      ASSERT_EQ(bits_of(got), bits_of(want))
-          << dtype_name(dtype) << " M " << M << " N " << N << " K " << K << " lead " << lead
-          << ": first difference at byte " << 4 * i << ", row " << m << " column " << n;
-    }
-  }
-};
-
-constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kFp16, Dtype::kFp32};
-constexpr std::int64_t kDepths[] = {1,   7,    8,    9,    63,   64,   65,   100,  192,
-                                    512, 1000, 1023, 1024, 1025, 2048, 2050, 4096, 5000};
-
-TEST_F(CudaMatmulTest, EveryDepthAtDecodeAndPrefill) {
-  for (const Dtype dtype : kDtypes) {
-    for (const std::int64_t K : kDepths) {
-      for (const std::int64_t M : {1, 2, 3, 8, 17, 65}) {
-        compare(dtype, M, K < 300 ? 65 : 31, K);
-        if (HasFatalFailure()) return;
-      }
-    }
-  }
-}
-
-TEST_F(CudaMatmulTest, EveryNumberOfRowsAndColumns) {
-  for (const std::int64_t M : {1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 130}) {
-    for (const std::int64_t N : {1, 3, 4, 31, 64, 65, 200}) {
-      for (const std::int64_t K : {192, 1032, 1025}) {
-        compare(Dtype::kBf16, M, N, K);
-        if (HasFatalFailure()) return;
-      }
-    }
-  }
-}
-
-TEST_F(CudaMatmulTest, MisalignedRows) {
-  for (const Dtype dtype : kDtypes) {
-    for (const int lead : {1, 2, 3, 4}) {
-      for (const std::int64_t M : {1, 4, 33}) {
-        compare(dtype, M, 33, 1088, lead);
-        if (HasFatalFailure()) return;
-      }
-    }
-  }
-}
-
-TEST_F(CudaMatmulTest, LargeTiles) {  // enough tiles for the large one on any device
-  for (const Dtype dtype : kDtypes) {
-    compare(dtype, 257, 4100, 520);
-    compare(dtype, 130, 8192, 1000);
-    compare(dtype, 129, 8200, 77);
-    if (HasFatalFailure()) return;
-  }
-}
-
-TEST_F(CudaMatmulTest, ManySegments) {  // more than one round of segments, x too large to stage
-  for (const Dtype dtype : kDtypes) {
-    for (const std::int64_t K : {14336, 16384, 16392, 40000, 70001}) {
-      for (const std::int64_t M : {1, 2, 4, 8, 20}) {
-        compare(dtype, M, 37, K);
-        if (HasFatalFailure()) return;
-      }
-    }
-  }
-}
-
-TEST_F(CudaMatmulTest, WideExponentsAndSubnormalSums) {
-  for (const std::int64_t M : {1, 3, 8, 40}) {
-    compare(Dtype::kBf16, M, 65, 1096, 0, 60);
-    compare(Dtype::kFp16, M, 65, 1096, 0, 14);
-    compare(Dtype::kFp32, M, 65, 1096, 0, 62);
-    compare(Dtype::kFp32, M, 33, 1001, 0, 62);
-    if (HasFatalFailure()) return;
-  }
-  // Products that are subnormal, and zeros of both signs: -0 sums must come out as -0 where they
-  // do.
-  const std::int64_t N = 64, K = 72;
-  for (const std::int64_t M : {1, 2, 4, 8, 64}) {
-    std::vector<float> x(static_cast<std::size_t>(M * K)), w(static_cast<std::size_t>(N * K));
-    Words words(5);
-    for (float& v : x)
-      v = float_of((words.next() & 0x80000000u) | (0x1f800000u + words.next() % 4096));
-    for (float& v : w)
-      v = float_of((words.next() & 0x80000000u) | (words.next() % 3 != 0 ? 0x1f000000u : 0u));
-    std::fill(w.begin(), w.begin() + K, -0.0f);
-    std::fill(x.begin(), x.begin() + K, 1.0f);
-    const Buffer device_x = upload(x), device_w = upload(w), device_y = poisoned(M * N);
-    cuda_->matmul(device_y.as<float>(), device_x.as<float>(),
-                  {Dtype::kFp32, N, K, device_w.as<std::byte>()}, M);
-    std::vector<float> want(static_cast<std::size_t>(M * N));
-    reference_.matmul(want.data(), x.data(),
-                      {Dtype::kFp32, N, K, reinterpret_cast<const std::byte*>(w.data())}, M);
-    EXPECT_EQ(first_difference(download(device_y, M * N), want, N), "") << "M " << M;
-  }
-}
-
-TEST_F(CudaMatmulTest, RowsDoNotDependOnTheBatch) {
-  const std::int64_t N = 200, K = 2056, most = 140;
-  const std::vector<float> x = values(most * K, 3);
-  const Buffer device_x = upload(x), device_w = upload(weights(Dtype::kBf16, N * K, 4));
-  std::vector<float> alone;
-  for (std::int64_t m = 0; m < most; ++m) {
-    const Buffer y = poisoned(N);
-    cuda_->matmul(y.as<float>(), device_x.as<float>() + m * K,
-                  {Dtype::kBf16, N, K, device_w.as<std::byte>()}, 1);
-    const std::vector<float> row = download(y, N);
-    alone.insert(alone.end(), row.begin(), row.end());
-  }
-  for (const std::int64_t M : {2, 5, 8, 9, 15, 16, 17, 24, 32, 33, 64, 100, 140}) {
-    const Buffer y = poisoned(M * N);
-    cuda_->matmul(y.as<float>(), device_x.as<float>(),
-                  {Dtype::kBf16, N, K, device_w.as<std::byte>()}, M);
-    EXPECT_EQ(first_difference(download(y, M * N), {alone.begin(), alone.begin() + M * N}, N), "")
-        << "M " << M;
-  }
-}
 
 // ---- Rows and elements
 
@@ -336,16 +74,20 @@ TEST_F(CudaTest, EmbedGatherAddSwiglu) {
   cuda_->swiglu(up.as<float>(), device_a.as<float>(), up.as<float>(), count);
   EXPECT_EQ(first_difference(download(gate, count), want, count), "") << "in place on gate";
   EXPECT_EQ(first_difference(download(up, count), want, count), "") << "in place on up";
-  want = a;
-  reference_.add(want.data(), b.data(), count);
-  cuda_->add(device_a.as<float>(), device_b.as<float>(), count);
-  EXPECT_EQ(first_difference(download(device_a, count), want, count), "");
+  reference_.add(want.data(), a.data(), b.data(), count);
+  const Buffer sum = poisoned(count);
+  cuda_->add(sum.as<float>(), device_a.as<float>(), device_b.as<float>(), count);
+  EXPECT_EQ(first_difference(download(sum, count), want, count), "");
+  cuda_->add(device_a.as<float>(), device_a.as<float>(), device_b.as<float>(), count);
+  EXPECT_EQ(first_difference(download(device_a, count), want, count), "") << "in place";
 }
 
 class CudaRowsTest : public CudaTest {
  protected:
   Rows rows(std::vector<std::int32_t> slot, std::vector<std::int32_t> position) {
-    Rows result{std::move(slot), std::move(position), {}, {}};
+    Rows result;
+    result.slot = std::move(slot);
+    result.position = std::move(position);
     result.device_slot = upload(result.slot);
     result.device_position = upload(result.position);
     return result;
@@ -371,13 +113,76 @@ TEST_F(CudaRowsTest, RopeAndStoreKv) {
       const std::int64_t count = slots * positions * width;
       std::vector<float> keys = values(count, 23), cached = values(count, 24);
       const std::vector<float> v = values(M * width, 25);
-      const Buffer device_keys = upload(keys), device_values = upload(cached), device_v = upload(v);
-      cuda_->store_kv({device_keys.as<float>(), device_values.as<float>(), positions, width},
-                      device_x.as<float>(), device_v.as<float>(), step.device());
-      reference_.store_kv({keys.data(), cached.data(), positions, width}, x.data(), v.data(),
-                          step.host());
-      EXPECT_EQ(first_difference(download(device_keys, count), keys, width), "");
-      EXPECT_EQ(first_difference(download(device_values, count), cached, width), "");
+      const Buffer device_v = upload(v);
+      PagedCache device(*cuda_, slots, positions, width, keys, cached);
+      PagedCache host(reference_, slots, positions, width, keys, cached);
+      cuda_->store_kv(device.layer(), device_x.as<float>(), device_v.as<float>(), step.device());
+      reference_.store_kv(host.layer(), x.data(), v.data(), step.host());
+      std::vector<float> got_keys, got_values;
+      device.read(got_keys, got_values);
+      host.read(keys, cached);
+      EXPECT_EQ(first_difference(got_keys, keys, width), "");
+      EXPECT_EQ(first_difference(got_values, cached, width), "");
+    }
+  }
+}
+
+// Norms, rotation and cache rows in one pass, as a layer has them.
+TEST_F(CudaRowsTest, RopeStore) {
+  const std::int64_t positions = 140, slots = 3;
+  const Rows steps[] = {rows({2}, {0}), rows({0, 0, 1, 2, 2}, {0, 1, 139, 63, 64}),
+                        rows({1, 0, 2}, {127, 128, 5})};
+  for (const Rows& step : steps) {
+    const auto M = static_cast<std::int64_t>(step.slot.size());
+    for (const std::int64_t head_dim : {2, 16, 64, 80, 96, 128, 256}) {
+      for (const bool norms : {false, true}) {
+        for (const Dtype dtype : kDtypes) {
+          const std::int64_t heads = 6, kv_heads = 2;
+          const std::int64_t q_width = heads * head_dim, kv_width = kv_heads * head_dim;
+          const std::vector<float> cosines = values(positions * head_dim / 2, 20, 1);
+          const std::vector<float> sines = values(positions * head_dim / 2, 21, 1);
+          std::vector<float> q = values(M * q_width, 22), k = values(M * kv_width, 23);
+          const std::vector<float> v = values(M * kv_width, 24);
+          const std::vector<std::byte> q_weight = weights(dtype, head_dim, 25);
+          const std::vector<std::byte> k_weight = weights(dtype, head_dim, 26);
+          const std::int64_t count = slots * positions * kv_width;
+          std::vector<float> keys = values(count, 27), cached = values(count, 28);
+          PagedCache device(*cuda_, slots, positions, kv_width, keys, cached);
+          PagedCache host(reference_, slots, positions, kv_width, keys, cached);
+          const Buffer device_q = upload(q), device_k = upload(k), device_v = upload(v);
+          const Buffer c = upload(cosines), s = upload(sines);
+          const Buffer device_q_weight = upload(q_weight), device_k_weight = upload(k_weight);
+          const auto run = [&](Backend& backend, float* q_at, float* k_at, const float* v_at,
+                               const float* cosines_at, const float* sines_at,
+                               const std::byte* q_norm, const std::byte* k_norm,
+                               const PagedCache& cache, const RowMap& map) {
+            const Vector q_vector{dtype, head_dim, q_norm}, k_vector{dtype, head_dim, k_norm};
+            const LayerKv layer = cache.layer();
+            RopeStore a;
+            a.q = q_at, a.k = k_at, a.v = v_at;
+            a.q_norm = norms ? &q_vector : nullptr;
+            a.k_norm = norms ? &k_vector : nullptr;
+            a.eps = 1e-6f;
+            a.cosines = cosines_at, a.sines = sines_at;
+            a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
+            a.cache = &layer;
+            backend.rope_store(a, map);
+          };
+          run(*cuda_, device_q.as<float>(), device_k.as<float>(), device_v.as<float>(),
+              c.as<float>(), s.as<float>(), device_q_weight.as<std::byte>(),
+              device_k_weight.as<std::byte>(), device, step.device());
+          run(reference_, q.data(), k.data(), v.data(), cosines.data(), sines.data(),
+              q_weight.data(), k_weight.data(), host, step.host());
+          EXPECT_EQ(first_difference(download(device_q, M * q_width), q, q_width), "") << head_dim;
+          EXPECT_EQ(first_difference(download(device_k, M * kv_width), k, kv_width), "")
+              << head_dim;
+          std::vector<float> got_keys, got_values;
+          device.read(got_keys, got_values);
+          host.read(keys, cached);
+          EXPECT_EQ(first_difference(got_keys, keys, kv_width), "") << head_dim;
+          EXPECT_EQ(first_difference(got_values, cached, kv_width), "") << head_dim;
+        }
+      }
     }
   }
 }
@@ -387,15 +192,28 @@ TEST_F(CudaRowsTest, Attention) {
     std::int64_t heads, kv_heads, head_dim;
   };
   const std::int64_t capacity = 330, slots = 2;
-  // Few rows split the key blocks over thread blocks, many do not: both orders, all block borders.
-  std::vector<std::int32_t> many_slots, many_positions;
-  for (std::int32_t p = 0; p < 330; p += (p % 64 >= 61 || p % 64 <= 2) ? 1 : 7) {
-    many_slots.push_back(p % 2);
-    many_positions.push_back(p);
+  // One row of each sequence (decode), a whole prompt and pieces of two (prefill).
+  std::vector<std::int32_t> whole_slots, whole_positions, mixed_slots, mixed_positions;
+  for (std::int32_t p = 0; p < 200; ++p) {
+    whole_slots.push_back(1);
+    whole_positions.push_back(p);
   }
-  const Rows steps[] = {
-      rows({1}, {0}),   rows({0}, {63}),  rows({1}, {64}),        rows({0}, {127}),
-      rows({0}, {128}), rows({1}, {329}), rows({0, 1}, {5, 300}), rows(many_slots, many_positions)};
+  for (const std::int32_t slot : {0, 1}) {
+    for (std::int32_t p = slot == 0 ? 50 : 301; p < (slot == 0 ? 139 : 330); ++p) {
+      mixed_slots.push_back(slot);
+      mixed_positions.push_back(p);
+    }
+  }
+  const Rows steps[] = {rows({1}, {0}),
+                        rows({0}, {63}),
+                        rows({1}, {64}),
+                        rows({0}, {127}),
+                        rows({0}, {128}),
+                        rows({1}, {329}),
+                        rows({0, 1}, {5, 300}),
+                        rows({1, 1, 1}, {62, 63, 64}),
+                        rows(whole_slots, whole_positions),
+                        rows(mixed_slots, mixed_positions)};
   for (const Shape shape :
        {Shape{4, 1, 16}, Shape{2, 2, 32}, Shape{6, 3, 80}, Shape{3, 1, 96}, Shape{8, 2, 128},
         Shape{2, 1, 256}, Shape{1, 1, 20}, Shape{4, 4, 7}, Shape{4, 1, 64}, Shape{4, 1, 1024}}) {
@@ -403,21 +221,27 @@ TEST_F(CudaRowsTest, Attention) {
     const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
     std::vector<float> keys = values(slots * capacity * kv_width, 30, 1);
     std::vector<float> cached = values(slots * capacity * kv_width, 31, 20);
-    const Buffer device_keys = upload(keys), device_values = upload(cached);
+    const PagedCache device(*cuda_, slots, capacity, kv_width, keys, cached);
+    const PagedCache host(reference_, slots, capacity, kv_width, keys, cached);
     for (const Rows& step : steps) {
       const auto M = static_cast<std::int64_t>(step.slot.size());
       if (M > 2 && shape.head_dim > 256) continue;  // slow in the reference
       const std::vector<float> q = values(M * q_width, 32, 1);
-      const Buffer device_q = upload(q), out = poisoned(M * q_width);
+      const Buffer device_q = upload(q);
       std::vector<float> want(q.size());
-      reference_.attention(want.data(), q.data(), {keys.data(), cached.data(), capacity, kv_width},
-                           shape.heads, shape.kv_heads, shape.head_dim, step.host());
-      cuda_->attention(out.as<float>(), device_q.as<float>(),
-                       {device_keys.as<float>(), device_values.as<float>(), capacity, kv_width},
-                       shape.heads, shape.kv_heads, shape.head_dim, step.device());
-      EXPECT_EQ(first_difference(download(out, M * q_width), want, q_width), "")
-          << "heads " << shape.heads << "/" << shape.kv_heads << " head_dim " << shape.head_dim
-          << " rows " << M << " last position " << step.position.back();
+      reference_.attention(want.data(), q.data(), host.layer(), shape.heads, shape.kv_heads,
+                           shape.head_dim, step.host());
+      // As a step has it, and as a recorded one may: sized for a longer context.
+      for (const std::int64_t slack : {0, 128}) {
+        RowMap map = step.device();
+        map.context = std::min(map.context + slack, (capacity + 63) / 64 * 64);
+        const Buffer fresh = poisoned(M * q_width);
+        cuda_->attention(fresh.as<float>(), device_q.as<float>(), device.layer(), shape.heads,
+                         shape.kv_heads, shape.head_dim, map);
+        EXPECT_EQ(first_difference(download(fresh, M * q_width), want, q_width), "")
+            << "heads " << shape.heads << "/" << shape.kv_heads << " head_dim " << shape.head_dim
+            << " rows " << M << " last position " << step.position.back() << " slack " << slack;
+      }
     }
   }
 }
@@ -431,14 +255,13 @@ TEST_F(CudaRowsTest, AttentionSkipsStaleKeys) {  // what lies beyond the positio
   }
   const Rows step = rows({0, 0}, {3, 69});
   const std::vector<float> q = values(2 * width, 35, 1);
-  const Buffer device_keys = upload(keys), device_values = upload(cached), device_q = upload(q);
-  const Buffer out = poisoned(2 * width);
+  const Buffer device_q = upload(q), out = poisoned(2 * width);
+  const PagedCache device(*cuda_, 1, capacity, width, keys, cached);
+  const PagedCache host(reference_, 1, capacity, width, keys, cached);
   std::vector<float> want(q.size());
-  reference_.attention(want.data(), q.data(), {keys.data(), cached.data(), capacity, width}, 1, 1,
-                       width, step.host());
-  cuda_->attention(out.as<float>(), device_q.as<float>(),
-                   {device_keys.as<float>(), device_values.as<float>(), capacity, width}, 1, 1,
-                   width, step.device());
+  reference_.attention(want.data(), q.data(), host.layer(), 1, 1, width, step.host());
+  cuda_->attention(out.as<float>(), device_q.as<float>(), device.layer(), 1, 1, width,
+                   step.device());
   EXPECT_EQ(first_difference(download(out, 2 * width), want, width), "");
 }
 
@@ -452,12 +275,19 @@ TEST_F(CudaRowsTest, HashRows) {
       const Buffer device_a = upload(a), device_b = upload(b);
       std::vector<Digest> got(M), want(M);
       const LeafType type = second == 0 ? LeafType::kRow : LeafType::kKeyValue;
-      cuda_->hash_rows(got.data(), type, 31, device_a.as<float>(), first * 4,
-                       second == 0 ? nullptr : device_b.as<float>(), second * 4, step.device());
-      reference_.hash_rows(want.data(), type, 31, a.data(), first * 4,
-                           second == 0 ? nullptr : b.data(), second * 4, step.host());
-      for (std::size_t m = 0; m < M; ++m) {
-        EXPECT_EQ(got[m].hex(), want[m].hex()) << first << " + " << second << " words, row " << m;
+      for (const std::int64_t layers : {1, 5}) {  // five rows of a layer, a row of five layers
+        RowMap host = step.host(), device = step.device();
+        host.rows = device.rows = 5 / layers;
+        const Buffer digests = upload(std::vector<Digest>(M));
+        cuda_->hash_rows(digests.as<Digest>(), type, 31, layers, device_a.as<float>(), first * 4,
+                         second == 0 ? nullptr : device_b.as<float>(), second * 4, device);
+        cuda_->finish_hashing();
+        cuda_->to_host(got.data(), digests.as<void>(), digests.bytes());
+        reference_.hash_rows(want.data(), type, 31, layers, a.data(), first * 4,
+                             second == 0 ? nullptr : b.data(), second * 4, host);
+        for (std::size_t m = 0; m < M; ++m) {
+          EXPECT_EQ(got[m].hex(), want[m].hex()) << first << " + " << second << " words, row " << m;
+        }
       }
     }
   }
@@ -467,8 +297,14 @@ TEST_F(CudaTest, FindNonFinite) {
   const std::int64_t width = 1001, M = 3000;
   std::vector<float> x = values(width * M, 40, 60);
   const auto find = [&] {
-    const Buffer device_x = upload(x);
-    return cuda_->find_non_finite(device_x.as<float>(), width, M);
+    const Buffer device_x = upload(x), flag = upload(std::vector<std::uint32_t>{0});
+    const NonFinite found = cuda_->find_non_finite(device_x.as<float>(), width, M);
+    cuda_->flag_non_finite(flag.as<std::uint32_t>(), device_x.as<float>(), width * M);
+    cuda_->finish_hashing();
+    std::uint32_t any = 2;
+    cuda_->to_host(&any, flag.as<void>(), sizeof any);
+    EXPECT_EQ(any, found.row < 0 ? 0u : 1u);
+    return found;
   };
   EXPECT_EQ(find().row, -1);
   struct At {
@@ -526,7 +362,11 @@ TEST_F(CudaTest, Sampler) {
       }
       const Buffer device_logits = upload(logits);
       std::vector<std::int32_t> got(requests.size(), -1);
-      cuda_->sample(got.data(), device_logits.as<float>(), vocab, requests);
+      const Buffer device_requests = upload(requests), tokens = upload(got);
+      cuda_->sample(tokens.as<std::int32_t>(), device_logits.as<float>(), vocab,
+                    device_requests.as<SampleRequest>(),
+                    static_cast<std::int64_t>(requests.size()));
+      cuda_->to_host(got.data(), tokens.as<void>(), tokens.bytes());
       for (std::size_t i = 0; i < requests.size(); ++i) {
         const contract::SamplingParams& p = requests[i].params;
         ASSERT_EQ(got[i], sample_token(row.data(), vocab, p, requests[i].draw))
@@ -537,7 +377,49 @@ TEST_F(CudaTest, Sampler) {
   }
 }
 
+// ---- Recorded steps
+
+// What a step's arguments point to changes from run to run; recorded steps follow.
+TEST_F(CudaRowsTest, RecordedStepsReadWhatStandsThereNow) {
+  const std::int64_t N = 70, K = 1096;
+  const Buffer w = upload(weights(Dtype::kBf16, N * K, 60)), x = poisoned(K), y = poisoned(N);
+  const Buffer digest = upload(std::vector<Digest>(1));
+  const Matrix matrix{Dtype::kBf16, N, K, w.as<std::byte>()};
+  const Rows one = rows({0}, {7});
+  const std::unique_ptr<Recordings> recordings = cuda_->make_recordings();
+  for (std::uint64_t run = 0; run < 6; ++run) {
+    const std::vector<float> input = values(K, 61 + run);
+    cuda_->to_device(x.as<void>(), input.data(), x.bytes());
+    recordings->run(run % 2, [&] {  // two keys, the same step
+      cuda_->matmul(y.as<float>(), x.as<float>(), matrix, 1);
+      cuda_->hash_rows(digest.as<Digest>(), LeafType::kRow, 1, 1, y.as<float>(), N * 4, nullptr, 0,
+                       one.device());
+      cuda_->finish_hashing();
+    });
+    Digest got, want;
+    cuda_->to_host(&got, digest.as<void>(), sizeof got);
+    std::vector<float> product(static_cast<std::size_t>(N));
+    const std::vector<std::byte> host_w = weights(Dtype::kBf16, N * K, 60);
+    reference_.matmul(product.data(), input.data(), {Dtype::kBf16, N, K, host_w.data()}, 1);
+    reference_.hash_rows(&want, LeafType::kRow, 1, 1, product.data(), N * 4, nullptr, 0,
+                         one.host());
+    EXPECT_EQ(got.hex(), want.hex()) << "run " << run;
+  }
+}
+
 // ---- Memory and errors
+
+TEST_F(CudaTest, MemoryThatIsNotThereIsSaidBeforehand) {
+  EXPECT_NO_THROW(cuda_->require_memory(1 << 20, "the weights"));
+  try {
+    cuda_->require_memory(std::size_t{1} << 46, "the weights");
+    FAIL() << "64 TiB of device memory would be there";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kInfrastructure);
+    EXPECT_NE(std::string(e.what()).find("the weights need 67108864 MiB"), std::string::npos)
+        << e.what();
+  }
+}
 
 TEST_F(CudaTest, OutOfMemoryNamesTheAmounts) {
   try {
@@ -569,4 +451,4 @@ TEST(CudaAbsent, OrdinalOutOfRangeIsAUsageError) {
 }
 
 }  // namespace
-}  // namespace bitwitness
+}  // namespace bitwitness::test
