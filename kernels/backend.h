@@ -142,6 +142,14 @@ struct RopeStore {
   const LayerKv* cache = nullptr;
 };
 
+// What may occur among the requests of a call, known before it is recorded: a backend leaves out
+// what would have nothing to do.
+struct SampleKinds {
+  bool drawn = true;  // a temperature that is not 0
+  bool top_k = true;  // top_k that is not 0
+  bool top_p = true;  // top_p below 1
+};
+
 // Steps that were seen before, by key (Backend::make_recordings).
 class Recordings {
  public:
@@ -216,6 +224,13 @@ class Backend {
   virtual void rope_store(const RopeStore& arguments, const RowMap& rows) {
     compose(arguments, rows, {});
   }
+  // rope_store, then attention of its q.
+  virtual void attend(float* out, const RopeStore& arguments, const LayerKv& cache,
+                      const RowMap& rows) {
+    rope_store(arguments, rows);
+    attention(out, arguments.q, cache, arguments.heads, arguments.kv_heads, arguments.head_dim,
+              rows);
+  }
   void compose(const Product& product, const OperatorProbe& probe);
   void compose(const RopeStore& arguments, const RowMap& rows, const OperatorProbe& probe);
 
@@ -223,21 +238,26 @@ class Backend {
   // out[l * M + m] = leaf digest (attest/base/hash_tree.h) of type `type` and layer first_layer + l
   // for row m of group l < layers, in backend memory. The payload of a row are first_bytes bytes at
   // first + (l * M + m) * first_bytes, then second_bytes bytes of `second` likewise (0: nothing).
-  // Positions come from `rows`. It may run beside later operators, so that neither payloads nor
-  // `out` are to be touched before finish_hashing().
-  virtual void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
-                         const float* first, std::size_t first_bytes, const float* second,
-                         std::size_t second_bytes, const RowMap& rows) = 0;
+  // Positions come from `rows`. Sets *non_finite to 1 if any element of the payloads is not finite,
+  // else leaves it. It may run beside later operators, or not before finish_hashing(), so that
+  // payloads, positions and `out` are not to be touched before that.
+  virtual void hash_rows(Digest* out, std::uint32_t* non_finite, LeafType type,
+                         std::uint32_t first_layer, std::int64_t layers, const float* first,
+                         std::size_t first_bytes, const float* second, std::size_t second_bytes,
+                         const RowMap& rows) = 0;
+  // Starts what hash_rows was asked for so far, beside later operators.
+  virtual void start_hashing() {}
   // Later operators run after every hash_rows so far.
   virtual void finish_hashing() {}
-  // Sets *flag to 1 if any of x[count] is not finite, else leaves it. Backend memory.
+  // Sets *flag to 1 if any of x[count] is not finite, else leaves it. Backend memory. It may run
+  // beside later operators, too.
   virtual void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) = 0;
   // The first non-finite element of x[M, width] in row-major order. Waits.
   virtual NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) = 0;
   // out[m] = the token drawn from logits[m, 0..vocab) by requests[m], m < M, all in backend memory.
   // Where a logit is not finite, any token or none.
   virtual void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
-                      const SampleRequest* requests, std::int64_t M) = 0;
+                      const SampleRequest* requests, std::int64_t M, SampleKinds kinds) = 0;
 };
 
 // Devices by name: "auto" (cuda if a usable one is there, else cpu), "cpu" (the fastest host

@@ -165,7 +165,7 @@ CellRunner::Heads CellRunner::heads(const ModelWeights& weights, std::span<const
       std::int32_t token = 0;
       backend_.to_device(request_.as<void>(), &samples[static_cast<std::size_t>(at + m)],
                          sizeof(SampleRequest));
-      backend_.sample(sampled_.as<std::int32_t>(), row, vocab, request_.as<SampleRequest>(), 1);
+      backend_.sample(sampled_.as<std::int32_t>(), row, vocab, request_.as<SampleRequest>(), 1, {});
       backend_.to_host(&token, sampled_.as<void>(), sizeof token);
       out.tokens.back() = token;
     }

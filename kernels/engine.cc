@@ -48,11 +48,25 @@ std::string non_finite_message(const std::string& op, std::int64_t layer, std::i
          "). The run ends here; this model cannot be run on this prompt under this arithmetic";
 }
 
-// `pages`, rounded up to two significant bits: launches are sized by it, and a step is recorded
+// The rows of all but so many layers of a short step are hashed while the last ones are computed.
+constexpr std::int64_t kLateLayers = 6;
+
+// Rows kept at once: of all layers of a short step, of two layers of a long one, so that those of
+// one are hashed while the next is computed.
+struct StepRows {
+  StepRows(const ModelConfig& config, const EngineOptions& options) {
+    const std::int64_t short_rows = std::min(options.max_rows, kShortStepRows);
+    hidden = std::max((config.num_layers + 1) * short_rows, 2 * options.max_rows);
+    key_values = std::max(config.num_layers * short_rows, 2 * options.max_rows);
+  }
+  std::int64_t hidden, key_values;
+};
+
+// `pages`, rounded up to three significant bits: launches are sized by it, and a step is recorded
 // anew when it changes.
 std::int64_t rounded_pages(std::int64_t pages) {
   std::int64_t unit = 1;
-  while (pages > 4 * unit) unit *= 2;
+  while (pages > 8 * unit) unit *= 2;
   return (pages + unit - 1) / unit * unit;
 }
 
@@ -99,6 +113,7 @@ struct Engine::Step {
   StepLayout at;
   RowMap rows, emitted;
   bool emits_all = false;  // row m is the emitted row m
+  SampleKinds kinds{false, false, false};
 };
 
 namespace {
@@ -136,20 +151,34 @@ Engine::Engine(const ModelConfig& config, const PlacedWeights& weights, Backend&
   backend.to_device(cosines_.as<void>(), tables.cosines.data(), table_bytes);
   backend.to_device(sines_.as<void>(), tables.sines.data(), table_bytes);
 
-  const std::int64_t max_rows = options_.max_rows, layers = config.num_layers;
-  const std::int64_t short_rows = std::min(max_rows, kShortStepRows);
-  const std::int64_t hidden = std::max((layers + 1) * short_rows, 2 * max_rows);
-  const std::int64_t key_values = std::max(layers * short_rows, max_rows);
-  hidden_ = backend.allocate(checked_bytes({hidden, config.hidden_size}, "the hidden rows"));
-  keys_ = backend.allocate(checked_bytes({key_values, config.kv_size()}, "the key rows"));
-  values_ = backend.allocate(checked_bytes({key_values, config.kv_size()}, "the value rows"));
+  const StepRows rows(config, options_);
+  hidden_ = backend.allocate(checked_bytes({rows.hidden, config.hidden_size}, "the hidden rows"));
+  keys_ = backend.allocate(checked_bytes({rows.key_values, config.kv_size()}, "the key rows"));
+  values_ = backend.allocate(checked_bytes({rows.key_values, config.kv_size()}, "the value rows"));
   emitted_hidden_ =
       backend.allocate(checked_bytes({kMaxEmitRows, config.hidden_size}, "the hidden rows"));
   logits_ = backend.allocate(checked_bytes({kMaxEmitRows, config.vocab_size}, "the logits"));
-  const std::size_t step_bytes = StepLayout(max_rows, max_rows, layers).end;
+  const std::size_t step_bytes =
+      StepLayout(options_.max_rows, options_.max_rows, config.num_layers).end;
   host_step_ = backend.allocate_host(step_bytes);
   step_ = backend.allocate(step_bytes);
   recordings_ = backend.make_recordings();
+}
+
+std::size_t Engine::least_memory(const ModelConfig& config, const EngineOptions& asked,
+                                 const Backend& backend) {
+  const EngineOptions options = checked(asked, config, backend);
+  const StepRows rows(config, options);
+  const std::int64_t scratch_rows = std::max(options.max_rows, kMaxEmitRows);
+  const auto floats = [](std::int64_t count, std::int64_t width) {
+    return checked_bytes({count, width}, "what a step computes with");
+  };
+  return LayerScratch::bytes(config, scratch_rows) + floats(rows.hidden, config.hidden_size) +
+         2 * floats(rows.key_values, config.kv_size()) + floats(kMaxEmitRows, config.hidden_size) +
+         floats(kMaxEmitRows, config.vocab_size) +
+         StepLayout(options.max_rows, options.max_rows, config.num_layers).end +
+         floats(options.capacity, config.head_dim) +
+         static_cast<std::size_t>(options.slots) * KvCache::page_bytes(config);
 }
 
 float* Engine::hidden_rows(std::int64_t layer, std::int64_t M) const {
@@ -158,7 +187,7 @@ float* Engine::hidden_rows(std::int64_t layer, std::int64_t M) const {
 }
 
 float* Engine::key_value_rows(const Buffer& buffer, std::int64_t layer, std::int64_t M) const {
-  const std::int64_t group = M <= kShortStepRows ? layer : 0;
+  const std::int64_t group = M <= kShortStepRows ? layer : layer % 2;
   return buffer.as<float>() + group * M * config_.kv_size();
 }
 
@@ -196,7 +225,7 @@ Engine::Step Engine::prepare(std::span<const StepRow> rows) {
   const std::int64_t M = static_cast<std::int64_t>(rows.size());
   const std::int64_t emitted =
       std::count_if(rows.begin(), rows.end(), [](const StepRow& row) { return row.emit; });
-  Step step{StepLayout(M, emitted, config_.num_layers), {}, {}};
+  Step step{StepLayout(M, emitted, config_.num_layers), {}, {}, false, {false, false, false}};
   const StepLayout& at = step.at;
   auto* slot = part<std::int32_t>(host_step_, at.slot);
   auto* position = part<std::int32_t>(host_step_, at.position);
@@ -222,6 +251,10 @@ Engine::Step Engine::prepare(std::span<const StepRow> rows) {
     emit_slot[e] = row.slot;
     emit_position[e] = row.position;
     requests[e++] = row.sample;
+    const contract::SamplingParams& params = row.sample.params;
+    step.kinds.drawn = step.kinds.drawn || params.temperature != 0.0f;
+    step.kinds.top_k = step.kinds.top_k || params.top_k != 0;
+    step.kinds.top_p = step.kinds.top_p || params.top_p < 1.0f;
   }
   step.emits_all = emitted == M;
   const std::int64_t pages = (context + LayerKv::kPagePositions - 1) / LayerKv::kPagePositions;
@@ -248,9 +281,12 @@ void Engine::step_chunk(std::span<const StepRow> rows, const StepObserver& obser
   cache_.upload();
   backend_.to_device(step_.as<void>(), host_step_.as<void>(), at.inputs_end());
   if (step.rows.distinct_slots && step.emits_all && at.M <= kShortStepRows && !observer.on_values) {
-    const std::uint64_t key = static_cast<std::uint64_t>(at.M) << 40 |
-                              static_cast<std::uint64_t>(step.rows.context) << 1 |
-                              (observer.on_leaves ? 1 : 0);
+    std::uint64_t key = static_cast<std::uint64_t>(step.rows.context);
+    key = key << 8 | static_cast<std::uint64_t>(at.M);
+    for (const bool bit : {static_cast<bool>(observer.on_leaves), step.kinds.drawn,
+                           step.kinds.top_k, step.kinds.top_p}) {
+      key = key << 1 | (bit ? 1 : 0);
+    }
     recordings_->run(key, [&] { compute(step, observer); });
   } else {
     compute(step, observer);
@@ -283,9 +319,8 @@ void Engine::compute_layers(const Step& step, const StepObserver& observer,
   const auto commit_rows = [&](std::int64_t first, std::int64_t count) {
     if (probe) return;
     const float* h = hidden_rows(first, M);
-    backend_.flag_non_finite(flag, h, count * M * hidden);
-    if (!observer.on_leaves) return;
-    backend_.hash_rows(part<Digest>(step_, at.rows) + first * M, LeafType::kRow,
+    if (!observer.on_leaves) return backend_.flag_non_finite(flag, h, count * M * hidden);
+    backend_.hash_rows(part<Digest>(step_, at.rows) + first * M, flag, LeafType::kRow,
                        static_cast<std::uint32_t>(first), count, h, hidden_bytes, nullptr, 0,
                        step.rows);
   };
@@ -293,14 +328,17 @@ void Engine::compute_layers(const Step& step, const StepObserver& observer,
     if (probe) return;
     const float* k = key_value_rows(keys_, first, M);
     const float* v = key_value_rows(values_, first, M);
-    backend_.flag_non_finite(flag, k, count * M * kv_width);
-    backend_.flag_non_finite(flag, v, count * M * kv_width);
-    if (!observer.on_leaves) return;
-    backend_.hash_rows(part<Digest>(step_, at.key_values) + first * M, LeafType::kKeyValue,
+    if (!observer.on_leaves) {
+      backend_.flag_non_finite(flag, k, count * M * kv_width);
+      backend_.flag_non_finite(flag, v, count * M * kv_width);
+      return;
+    }
+    backend_.hash_rows(part<Digest>(step_, at.key_values) + first * M, flag, LeafType::kKeyValue,
                        static_cast<std::uint32_t>(first), count, k, kv_bytes, v, kv_bytes,
                        step.rows);
   };
 
+  const std::int64_t early = std::max<std::int64_t>(layers - kLateLayers, 1);
   float* const embedded = hidden_rows(0, M);
   backend_.embed(embedded, weights_.embedding, part<std::int32_t>(step_, at.token), M);
   if (probe) probe("embedding", embedded, hidden);
@@ -314,14 +352,20 @@ void Engine::compute_layers(const Step& step, const StepObserver& observer,
     const std::uint32_t layer = static_cast<std::uint32_t>(l);
     show(LeafType::kKeyValue, layer, step.rows, rows.k, kv_width, rows.v, kv_width, observer);
     show(LeafType::kRow, layer + 1, step.rows, rows.out, hidden, nullptr, 0, observer);
-    if (short_step) continue;
-    commit_key_values(l, 1);
-    commit_rows(l + 1, 1);
-    backend_.finish_hashing();  // the next layer overwrites the rows
+    if (!short_step) {
+      backend_.finish_hashing();  // of the layer before, whose rows the next one overwrites
+      commit_key_values(l, 1);
+      commit_rows(l + 1, 1);
+      backend_.start_hashing();
+    } else if (l + 1 == early) {  // while the last layers are computed
+      commit_rows(0, early + 1);
+      commit_key_values(0, early);
+      backend_.start_hashing();
+    }
   }
-  if (!short_step) return;
-  commit_rows(0, layers + 1);
-  commit_key_values(0, layers);
+  if (!short_step || early == layers) return;
+  commit_rows(early + 1, layers - early);
+  commit_key_values(early, layers - early);
 }
 
 void Engine::compute_heads(const Step& step, const StepObserver& observer) {
@@ -346,13 +390,16 @@ void Engine::compute_heads(const Step& step, const StepObserver& observer) {
     emitted.position += e;
     emitted.host_slot += e;
     emitted.host_position += e;
-    backend_.flag_non_finite(part<std::uint32_t>(step_, at.flag), logits, count * vocab);
+    auto* flag = part<std::uint32_t>(step_, at.flag);
     if (observer.on_leaves) {
-      backend_.hash_rows(part<Digest>(step_, at.logits) + e, LeafType::kLogits, 0, 1, logits,
+      backend_.hash_rows(part<Digest>(step_, at.logits) + e, flag, LeafType::kLogits, 0, 1, logits,
                          static_cast<std::size_t>(vocab) * sizeof(float), nullptr, 0, emitted);
+    } else {
+      backend_.flag_non_finite(flag, logits, count * vocab);
     }
+    backend_.start_hashing();
     backend_.sample(part<std::int32_t>(step_, at.tokens) + e, logits, vocab,
-                    part<SampleRequest>(step_, at.requests) + e, count);
+                    part<SampleRequest>(step_, at.requests) + e, count, step.kinds);
     show(LeafType::kLogits, 0, emitted, logits, vocab, nullptr, 0, observer);
   }
 }

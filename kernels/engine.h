@@ -77,6 +77,11 @@ class Engine {
   Engine(const ModelConfig& config, const PlacedWeights& weights, Backend& backend,
          const EngineOptions& options);
 
+  // Bytes that an engine with these options takes of the backend besides the weights, with a page
+  // of cache for each sequence.
+  static std::size_t least_memory(const ModelConfig& config, const EngineOptions& options,
+                                  const Backend& backend);
+
   // Runs `rows` (of one slot: together, ascending consecutive positions, all earlier ones already
   // run) through the model and returns the sampled token of each row with emit, in order. Token ids
   // must be in the vocabulary and positions in [0, capacity), else a usage error.
@@ -121,7 +126,7 @@ class Engine {
   KvCache cache_;
   Buffer cosines_, sines_;   // [capacity, head_dim / 2]
   Buffer hidden_;            // rows of all layers of a short step, of two layers of a long one
-  Buffer keys_, values_;     // likewise, of one layer
+  Buffer keys_, values_;     // likewise
   Buffer emitted_hidden_;    // [max_emit, hidden]
   Buffer logits_;            // [max_emit, vocab]
   Buffer host_step_, step_;  // as StepLayout says

@@ -7,15 +7,31 @@ std::size_t row_bytes(std::int64_t rows, std::int64_t width) {
   return static_cast<std::size_t>(rows * width) * sizeof(float);
 }
 
+std::size_t bytes_of(const Matrix& matrix) {
+  return static_cast<std::size_t>(matrix.rows * matrix.cols) * dtype_bytes(matrix.dtype);
+}
+
 void place(Matrix& matrix, Backend& backend, std::vector<Buffer>& owned) {
-  const std::size_t bytes =
-      static_cast<std::size_t>(matrix.rows * matrix.cols) * dtype_bytes(matrix.dtype);
-  matrix.data = backend.place(matrix.data, bytes, owned);
+  matrix.data = backend.place(matrix.data, bytes_of(matrix), owned);
 }
 
 void place(Vector& vector, Backend& backend, std::vector<Buffer>& owned) {
   vector.data = backend.place(
       vector.data, static_cast<std::size_t>(vector.size) * dtype_bytes(vector.dtype), owned);
+}
+
+// The backend, if it has room for a model.
+Backend& checked(const ModelWeights& weights, Backend& backend, std::size_t besides) {
+  std::size_t bytes = bytes_of(weights.embedding);
+  if (weights.head.data != weights.embedding.data) bytes += bytes_of(weights.head);
+  for (const LayerWeights& layer : weights.layers) {
+    for (const Matrix* matrix :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      bytes += bytes_of(*matrix);
+    }
+  }
+  backend.require_memory(bytes + besides, "the weights of the model and what runs on them");
+  return backend;
 }
 
 }  // namespace
@@ -45,8 +61,9 @@ PlacedEnds::PlacedEnds(const ModelWeights& weights, Backend& backend) {
   }
 }
 
-PlacedWeights::PlacedWeights(const ModelWeights& weights, Backend& backend)
-    : ends_(weights, backend), weights_(ends_.weights()) {
+PlacedWeights::PlacedWeights(const ModelWeights& weights, Backend& backend, std::size_t besides)
+    : ends_(std::in_place, weights, checked(weights, backend, besides)),
+      weights_(ends_->weights()) {
   for (const LayerWeights& layer : weights.layers) {
     layers_.emplace_back(layer, backend);
     weights_.layers.push_back(layers_.back().weights());
@@ -61,6 +78,12 @@ LayerScratch::LayerScratch(Backend& backend, const ModelConfig& config, std::int
   gate = backend.allocate(row_bytes(max_rows, config.intermediate_size));
   up = backend.allocate(row_bytes(max_rows, config.intermediate_size));
   projected = backend.allocate(row_bytes(max_rows, config.hidden_size));
+}
+
+std::size_t LayerScratch::bytes(const ModelConfig& config, std::int64_t max_rows) {
+  return row_bytes(max_rows,
+                   2 * (config.hidden_size + std::int64_t{config.num_heads} * config.head_dim +
+                        config.intermediate_size));
 }
 
 void layer_forward(Backend& backend, const ModelConfig& config, const LayerWeights& weights,
@@ -122,9 +145,13 @@ void layer_forward(Backend& backend, const ModelConfig& config, const LayerWeigh
   rotate.kv_heads = kv_heads;
   rotate.head_dim = head_dim;
   rotate.cache = use == CacheUse::kStore ? &cache : nullptr;
-  probe ? backend.compose(rotate, map, probe) : backend.rope_store(rotate, map);
-  backend.attention(attention, q, cache, heads, kv_heads, head_dim, map);
-  if (probe) probe("attention", attention, heads * head_dim);
+  if (probe) {
+    backend.compose(rotate, map, probe);
+    backend.attention(attention, q, cache, heads, kv_heads, head_dim, map);
+    probe("attention", attention, heads * head_dim);
+  } else {
+    backend.attend(attention, rotate, cache, map);
+  }
   project_and_add("o_proj", attention, weights.o, "attention_residual", rows.in);
 
   Product mlp = norm_then("post_attention_norm", rows.out, weights.post_attention_norm);

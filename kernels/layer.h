@@ -3,7 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/model/model.h"
@@ -32,18 +35,25 @@ class PlacedEnds {  // embedding, final norm and head
 };
 class PlacedWeights {  // all of a model's
  public:
-  PlacedWeights(const ModelWeights& weights, Backend& backend);
+  // Before anything is copied: an infrastructure error that says what is needed and what there is
+  // if they, and `besides` bytes for what is to run on them, do not fit (Engine::least_memory).
+  PlacedWeights(const ModelWeights& weights, Backend& backend, std::size_t besides = 0);
+  // Of weights that lie in the backend's memory already, in `owned`.
+  PlacedWeights(const ModelWeights& placed, std::vector<Buffer> owned)
+      : owned_(std::move(owned)), weights_(placed) {}
   const ModelWeights& weights() const { return weights_; }
 
  private:
-  PlacedEnds ends_;
+  std::optional<PlacedEnds> ends_;
   std::vector<PlacedLayer> layers_;
+  std::vector<Buffer> owned_;
   ModelWeights weights_;
 };
 
 // Scratch rows of one step, sized for at most `max_rows` rows. [M, width] each.
 struct LayerScratch {
   LayerScratch(Backend& backend, const ModelConfig& config, std::int64_t max_rows);
+  static std::size_t bytes(const ModelConfig& config, std::int64_t max_rows);
   Buffer normed;     // [M, hidden]
   Buffer q;          // [M, heads * head_dim]
   Buffer attention;  // [M, heads * head_dim]

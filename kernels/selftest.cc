@@ -123,9 +123,11 @@ std::string synthetic_run(Backend& backend) {
   Sha256 hash;
   std::vector<Digest> digests(kPositions);
   const Buffer device_digests = backend.allocate(digests.size() * sizeof(Digest));
+  const Buffer non_finite = backend.allocate(sizeof(std::uint32_t));
   const auto add_rows = [&](LeafType type, const Buffer& buffer, std::int64_t width) {
-    backend.hash_rows(device_digests.as<Digest>(), type, 0, 1, buffer.as<float>(),
-                      static_cast<std::size_t>(width) * sizeof(float), nullptr, 0, rows);
+    backend.hash_rows(device_digests.as<Digest>(), non_finite.as<std::uint32_t>(), type, 0, 1,
+                      buffer.as<float>(), static_cast<std::size_t>(width) * sizeof(float), nullptr,
+                      0, rows);
     backend.finish_hashing();
     backend.to_host(digests.data(), device_digests.as<void>(), device_digests.bytes());
     for (const Digest& digest : digests) hash.update(digest.view());
@@ -141,7 +143,7 @@ std::string synthetic_run(Backend& backend) {
   }
   const Buffer device_requests = upload(requests), tokens_out = upload(slot);
   backend.sample(tokens_out.as<std::int32_t>(), logits.as<float>(), config.vocab_size,
-                 device_requests.as<SampleRequest>(), kPositions);
+                 device_requests.as<SampleRequest>(), kPositions, {});
   std::vector<std::int32_t> sampled(kPositions);
   backend.to_host(sampled.data(), tokens_out.as<void>(), tokens_out.bytes());
   for (const std::int32_t id : sampled) {

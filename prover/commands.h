@@ -8,6 +8,7 @@ namespace bitwitness {
 
 void add_run_command(CLI::App& app, int& exit_code);
 void add_manifest_command(CLI::App& app, int& exit_code);
+void add_bench_command(CLI::App& app, int& exit_code);
 void add_selftest_command(CLI::App& app, int& exit_code);
 void add_serve_command(CLI::App& app, int& exit_code);  // only with BITWITNESS_WITH_GRPC
 

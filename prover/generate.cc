@@ -446,7 +446,16 @@ std::vector<Generation> generate(const ServedModel& model, Backend& backend,
                                  std::span<const GenerationRequest> requests,
                                  const GenerationOptions& options,
                                  const GenerationObserver& observer) {
-  const PlacedWeights weights(model.model.weights(), backend);
+  EngineOptions engine;
+  engine.slots = 1;
+  engine.max_rows = options.max_rows;
+  for (const GenerationRequest& request : requests) {
+    check_request(model, request);
+    engine.capacity = std::max(engine.capacity, positions_needed(model, request));
+  }
+  if (requests.empty()) return {};
+  const PlacedWeights weights(model.model.weights(), backend,
+                              Engine::least_memory(model.model.config(), engine, backend));
   return generate(model, weights, backend, requests, options, observer);
 }
 

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
 #if BITWITNESS_WITH_GRPC
     bitwitness::add_serve_command(app, exit_code);
 #endif
+    bitwitness::add_bench_command(app, exit_code);
     bitwitness::add_selftest_command(app, exit_code);
     return bitwitness::run_command_line(
         app, argc, argv, exit_code,

@@ -7,19 +7,26 @@ Compiles each source to PTX with the project's flags and fails on
     approximate; mad on f32,
   - ex2, lg2, sin, cos, tanh, rsqrt and rcp on f32,
   - atomics and reductions on floating-point types (integer ones too: their order shows in results that
-    are returned, so the backend has none),
-  - f16 and bf16 arithmetic (conversions are exact and allowed).
+    are returned, so the backend has none), asynchronous and bulk ones among them,
+  - f16 and bf16 arithmetic (conversions are exact and allowed), and the tensor core,
+and on a header (.cuh) beside the sources that none of them includes: nothing would check it.
 
-Usage: check_ptx.py --nvcc NVCC --include DIR [--arch compute_75 ...] [--expect-offences] SOURCE...
+Usage: check_ptx.py --nvcc NVCC --include DIR [--arch compute_75 ...] [--jobs N] [--expect-offences] SOURCE...
 Exit status: 0 clean (or, with --expect-offences, every rule is broken), 1 not, 2 cannot check.
 """
 
 import argparse
+import concurrent.futures
+import functools
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
+
+# Between them they see both sides of every `#if __CUDA_ARCH__ >= N` of the sources.
+ARCHITECTURES = ["compute_75", "compute_90"]
 
 # The flags of target bw_flags on which the arithmetic depends (scripts/cmake/BitwitnessFlags.cmake).
 FLAGS = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"]
@@ -33,9 +40,10 @@ RULES = {
     "multiply-add that may be fused or not": re.compile(r"^mad(\.[a-z0-9_]+)*?" + FLOAT32),
     "elementary function of the hardware": re.compile(
         r"^(ex2|lg2|sin|cos|tanh|rsqrt|rcp)(\.[a-z0-9_]+)*?" + FLOAT32),
-    "atomic or reduction": re.compile(r"^(atom|red|redux|multimem)\."),
+    "atomic or reduction": re.compile(r"^(atom|red|redux|multimem|cp\.reduce)\."),
     "16-bit arithmetic": re.compile(
         r"^(add|sub|mul|fma|neg|abs|min|max|ex2|tanh)(\.[a-z0-9_]+)*?\.(f16|bf16)(x2)?\b"),
+    "tensor core": re.compile(r"^(mma|wmma|wgmma|tcgen05)\."),
 }
 
 
@@ -49,24 +57,40 @@ def instructions(ptx):
                 yield number, part
 
 
+@functools.lru_cache(maxsize=None)
+def broken_rules(opcode):
+    """Rules look at the opcode alone, with its modifiers: there are a few hundred of them."""
+    return [rule for rule, pattern in RULES.items() if pattern.search(opcode)]
+
+
 def offences(ptx):
+    """How many instructions there are, and (line number, rule, instruction) of those that break a rule."""
+    count, found = 0, []
     for number, instruction in instructions(ptx):
-        for rule, pattern in RULES.items():
-            if pattern.search(instruction):
-                yield number, rule, instruction
+        count += 1
+        found += [(number, rule, instruction) for rule in broken_rules(instruction.split(None, 1)[0])]
+    return count, found
 
 
 def compile_to_ptx(nvcc, include, arch, source):
-    """The PTX text, or None after saying why there is none."""
+    """The PTX text and the headers it was made of, or None after saying why there is none."""
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "out.ptx"
+        path, headers = pathlib.Path(folder) / "out.ptx", pathlib.Path(folder) / "out.d"
         result = subprocess.run([nvcc, "-std=c++20", "-O3", "-ptx", f"-arch={arch}", f"-I{include}",
-                                 *FLAGS, "-o", str(path), source],
-                                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+                                 *FLAGS, "-MD", "-MF", str(headers), "-o", str(path), source],
+                                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
         if result.returncode == 0 and path.exists() and ".version" in path.read_text():
-            return path.read_text()
+            return path.read_text(), headers.read_text()
         print(f"check_ptx: no PTX from {source} for {arch}:\n{result.stderr}", file=sys.stderr)
         return None
+
+
+def headers_left_out(sources, dependencies):
+    """Headers with device code beside the sources that no source includes."""
+    text = " ".join(dependencies)
+    folders = {pathlib.Path(source).resolve().parent for source in sources}
+    return sorted(str(header) for folder in folders for header in folder.glob("*.cuh")
+                  if not re.search(r"(^|[\s/])" + re.escape(header.name) + r"(\s|$)", text))
 
 
 def main():
@@ -74,18 +98,29 @@ def main():
     parser.add_argument("--nvcc", required=True)
     parser.add_argument("--include", required=True)
     parser.add_argument("--arch", action="append")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--expect-offences", action="store_true")
     parser.add_argument("sources", nargs="+")
     args = parser.parse_args()
 
-    found, count = [], 0
-    for source in args.sources:
-        for arch in args.arch or ["compute_75", "compute_90", "compute_120"]:
-            ptx = compile_to_ptx(args.nvcc, args.include, arch, source)
-            if ptx is None:
-                return 2
-            count += sum(1 for _ in instructions(ptx))
-            found += [(source, arch, *offence) for offence in offences(ptx)]
+    def check(item):
+        source, arch = item
+        compiled = compile_to_ptx(args.nvcc, args.include, arch, source)
+        if compiled is None:
+            return None
+        count, found = offences(compiled[0])
+        return compiled[1], count, [(source, arch, *offence) for offence in found]
+
+    # The largest first, so that none of them is left over at the end.
+    items = [(source, arch) for source in
+             sorted(args.sources, key=lambda source: -pathlib.Path(source).stat().st_size)
+             for arch in args.arch or ARCHITECTURES]
+    with concurrent.futures.ThreadPoolExecutor(max(args.jobs or 1, 1)) as pool:
+        results = list(pool.map(check, items))
+    if None in results:
+        return 2
+    found = [offence for _, _, some in results for offence in some]
+    count = sum(some for _, some, _ in results)
 
     if args.expect_offences:
         missing = [rule for rule in RULES if rule not in {rule for _, _, _, rule, _ in found}]
@@ -95,8 +130,11 @@ def main():
         return 1 if missing else 0
     for source, arch, number, rule, instruction in found[:50]:
         print(f"{source} ({arch}, PTX line {number}): {rule}: {instruction}")
+    unseen = headers_left_out(args.sources, [headers for headers, _, _ in results])
+    for header in unseen:
+        print(f"{header}: no source includes it, so that nothing checks it")
     print(f"check_ptx: {count} instructions of {len(args.sources)} sources, {len(found)} offences")
-    return 1 if found else 0
+    return 1 if found or unseen else 0
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ if ((!quick)); then
   run_preset asan \
     "attest_test audit_test cell_test client_test cpu_backend_test engine_test generate_test live_audit_test
      model_files_test open_test recheck_test redteam_test serve_audit_test serve_test tokenizer_test" \
-    . '_NOT_BUILT|^tree\.|^aarch64\.|^check_ptx|Invariance.*_ref|ThirdTileLevel|LongWordsTakeNearLinearTime'
+    . '_NOT_BUILT|^tree\.|^aarch64\.|^check_(ptx|sass)|Invariance.*_ref|ThirdTileLevel|LongWordsTakeNearLinearTime'
   # What runs on several threads. ThreadSanitizer wants an address space without randomisation.
   if setarch -R true 2>/dev/null; then runner=(setarch -R); fi
   run_preset tsan "attest_test cpu_backend_test engine_test" \

@@ -67,12 +67,12 @@ class CpuBackend final : public ReferenceBackend {
                  std::int64_t kv_heads, std::int64_t head_dim, const RowMap& rows) override;
   void swiglu(float* out, const float* gate, const float* up, std::int64_t count) override;
   void add(float* out, const float* x, const float* y, std::int64_t count) override;
-  void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
-                 const float* first, std::size_t first_bytes, const float* second,
-                 std::size_t second_bytes, const RowMap& rows) override;
+  void hash_rows(Digest* out, std::uint32_t* non_finite, LeafType type, std::uint32_t first_layer,
+                 std::int64_t layers, const float* first, std::size_t first_bytes,
+                 const float* second, std::size_t second_bytes, const RowMap& rows) override;
   NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) override;
   void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
-              const SampleRequest* requests, std::int64_t M) override;
+              const SampleRequest* requests, std::int64_t M, SampleKinds kinds) override;
 
  private:
   void matmul_rows(float* y, const float* x, const Matrix& W, std::int64_t M);
@@ -322,9 +322,15 @@ void CpuBackend::add(float* out, const float* x, const float* y, std::int64_t co
   });
 }
 
-void CpuBackend::hash_rows(Digest* out, LeafType type, std::uint32_t first_layer,
-                           std::int64_t layers, const float* first, std::size_t first_bytes,
-                           const float* second, std::size_t second_bytes, const RowMap& rows) {
+void CpuBackend::hash_rows(Digest* out, std::uint32_t* non_finite, LeafType type,
+                           std::uint32_t first_layer, std::int64_t layers, const float* first,
+                           std::size_t first_bytes, const float* second, std::size_t second_bytes,
+                           const RowMap& rows) {
+  const auto count = [&](std::size_t bytes) {
+    return layers * rows.rows * static_cast<std::int64_t>(bytes / sizeof(float));
+  };
+  flag_non_finite(non_finite, first, count(first_bytes));
+  if (second_bytes != 0) flag_non_finite(non_finite, second, count(second_bytes));
   const std::int64_t row_bytes = static_cast<std::int64_t>(first_bytes + second_bytes);
   parallel_for(layers * rows.rows, grain_of(kGrainElements, row_bytes),
                [&](std::int64_t begin, std::int64_t end, int) {
@@ -349,7 +355,7 @@ NonFinite CpuBackend::find_non_finite(const float* x, std::int64_t width, std::i
 }
 
 void CpuBackend::sample(std::int32_t* out, const float* logits, std::int64_t vocab,
-                        const SampleRequest* requests, std::int64_t M) {
+                        const SampleRequest* requests, std::int64_t M, SampleKinds) {
   parallel_for(M, grain_of(kGrainElements, vocab), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t m = begin; m < end; ++m) {
       const SampleRequest& request = requests[m];

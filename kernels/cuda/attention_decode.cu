@@ -43,26 +43,28 @@ struct Arguments {
   float* partials = nullptr;  // [units, pages, partial_floats], kPartials
   int pages = 0;              // upper bound of a row's pages
   int tile = 0;               // of attention_prefill, for rows_left_kernel
-  bool fused = false;
+  // The step's rows have different slots: what the cache holds of earlier positions is not this
+  // step's work and is read before the kernels in front have ended; the newest position apart.
+  bool early = false;
+  bool fused = false;  // `rope` is done here; early
   RopeStore rope = {};
 };
 
 // A page's result: accumulators [heads, head_dim], sums [heads], maxima [heads].
 template <int kDim, int kHeads>
-constexpr int partial_floats = kHeads* kDim + 2 * kHeads;
+constexpr int partial_floats = (kHeads * (kDim + 2) + 3) / 4 * 4;
 
 template <int kDim, int kHeads>
 struct Layout {  // of shared memory, in floats
-  static constexpr int kWeightStride = kHeads == 3 ? 4 : kHeads;
   static constexpr int kChainStride = kChains + 1;
   static constexpr int kQuery = kHeads * kDim;
   static constexpr int kNewKey = kDim;
   static constexpr int kShared = kQuery + kNewKey;
   // Per team.
   static constexpr int kChainSums = kHeads * kPage * kChainStride;
-  static constexpr int kWeights = kPage * kWeightStride;  // [key, head]
-  static constexpr int kColumns = kHeads * kPage;         // the same, [head, key]
-  static constexpr int kFactors = 4 * kMostHeads;         // per head: running, block, sum
+  static constexpr int kWeights = kPage * kHeads;  // [key, head]
+  static constexpr int kColumns = kHeads * kPage;  // the same, [head, key]
+  static constexpr int kFactors = 4 * kMostHeads;  // per head: running, block, sum
   static constexpr int kTeam = kChainSums + kWeights + kColumns + kFactors;
 };
 
@@ -122,22 +124,27 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
-// Where the pages' results of one row and head group lie.
+// Where the pages' results of one row and head group lie. Page b is taken by worker b % workers,
+// which is team worker / blocks of block worker % blocks.
 template <int kDim, int kHeads, Mode kMode>
 struct PartialReader {
+  static constexpr int kFloats = partial_floats<kDim, kHeads>;
+  static constexpr int kSums = kHeads * kDim, kMaxima = kSums + kHeads;
   const float* base;  // kPartials: of the unit; kCluster: of this thread block, in shared memory
-  int workers, teams, local_pages;
+  int workers, blocks, local_pages;
 
-  // Where page b's result lies, for load().
+  // Where page b's result lies, for the loads.
   __device__ __forceinline__ unsigned place_of(int b) const {
-    constexpr unsigned kFloats = partial_floats<kDim, kHeads>;
-    unsigned place = static_cast<unsigned>(b) * kFloats;
+    unsigned place = static_cast<unsigned>(b) * static_cast<unsigned>(kFloats);
 #if __CUDA_ARCH__ >= 900
     if constexpr (kMode == Mode::kCluster) {
-      const int worker = b % workers, local = b / workers;
-      const int block = worker / teams, team = worker % teams;
-      const unsigned here = static_cast<unsigned>(__cvta_generic_to_shared(
-          base + (team * local_pages + local) * static_cast<int>(kFloats)));
+      int worker = b, local = 0, block = b, team = 0;
+      if (b >= blocks) {
+        if (b >= workers) worker = b % workers, local = b / workers;
+        block = worker % blocks, team = worker / blocks;
+      }
+      const unsigned here = static_cast<unsigned>(
+          __cvta_generic_to_shared(base + (team * local_pages + local) * kFloats));
       asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(here), "r"(block));
     }
 #endif
@@ -149,8 +156,19 @@ struct PartialReader {
 #if __CUDA_ARCH__ >= 900
     asm volatile("ld.shared::cluster.f32 %0, [%1];"
                  : "=f"(value)
-                 : "r"(place + 4 * static_cast<unsigned>(i))
-                 : "memory");
+                 : "r"(place + 4 * static_cast<unsigned>(i)));
+#endif
+    return value;
+  }
+  __device__ __forceinline__ float4 load_vector(unsigned place, int i) const {
+    if constexpr (kMode == Mode::kPartials) {
+      return *reinterpret_cast<const float4*>(base + place + static_cast<unsigned>(i));
+    }
+    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(place + 4 * static_cast<unsigned>(i)));
 #endif
     return value;
   }
@@ -163,21 +181,61 @@ struct alignas(16) Joining {
   unsigned place;
 };
 
-// Merges `pages` results, ascending, for elements [first, first + count) of the heads of a unit.
-// All threads of the block call it; `table` has room for `pages` of each head touched. `out` is the
-// row's first head of the group; heads from `heads` on do not exist.
+constexpr int kFewPages = 8;            // merged without shared memory
+constexpr int kMergeFloats = 32 * 256;  // of products in shared memory
+
+// Merges at most kFewPages results; see merge_pages.
+template <int kDim, int kHeads, Mode kMode>
+__device__ __forceinline__ void merge_few(const PartialReader<kDim, kHeads, kMode>& partial,
+                                          int pages, float* out, int heads, int first, int count) {
+  using Reader = PartialReader<kDim, kHeads, kMode>;
+  for (int e = first + static_cast<int>(threadIdx.x); e < first + count;
+       e += static_cast<int>(blockDim.x)) {
+    const int h = e / kDim;
+    float maximum[kFewPages], sum[kFewPages], o[kFewPages];
+#pragma unroll
+    for (int b = 0; b < kFewPages; ++b) {
+      if (b < pages) {
+        const unsigned place = partial.place_of(b);
+        maximum[b] = partial.load(place, Reader::kMaxima + h);
+        sum[b] = partial.load(place, Reader::kSums + h);
+        o[b] = partial.load(place, e);
+      }
+    }
+    float running = o[0], running_sum = sum[0], running_max = maximum[0];
+#pragma unroll
+    for (int b = 1; b < kFewPages; ++b) {
+      if (b < pages) {
+        const AttentionMerge merge = attention_merge(running_max, maximum[b]);
+        running = attention_merged(merge, running, o[b]);
+        running_sum = attention_merged(merge, running_sum, sum[b]);
+        running_max = merge.maximum;
+      }
+    }
+    if (h < heads) out[e] = contract::div32(running, running_sum);
+  }
+}
+
+// Merges `pages` results, ascending, for elements [first, first + count) of the heads of a unit;
+// count is a multiple of 4 and at most kHeads times the threads, all of which call it. `scratch`
+// has merge_scratch_floats(). `out` is the row's first head of the group; heads from `heads` on do
+// not exist.
 template <int kDim, int kHeads, Mode kMode>
 __device__ __forceinline__ void merge_pages(const PartialReader<kDim, kHeads, kMode>& partial,
-                                            int pages, Joining* table, float* out, int heads,
+                                            int pages, float* scratch, float* out, int heads,
                                             int first, int count) {
+  using Reader = PartialReader<kDim, kHeads, kMode>;
+  if (pages <= kFewPages) return merge_few(partial, pages, out, heads, first, count);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int threads = static_cast<int>(blockDim.x);
   const int first_head = first / kDim, end_head = (first + count - 1) / kDim + 1;
+  Joining* const table = reinterpret_cast<Joining*>(scratch);
+  float* const products = scratch + 4 * (end_head - first_head) * pages;
   for (int h = first_head; h < end_head; ++h) {
     for (int b = thread; b < pages; b += threads) {
       const unsigned place = partial.place_of(b);
-      table[(h - first_head) * pages + b] = {partial.load(place, kHeads * kDim + kHeads + h), 0.0f,
-                                             partial.load(place, kHeads * kDim + h), place};
+      table[(h - first_head) * pages + b] = {partial.load(place, Reader::kMaxima + h), 0.0f,
+                                             partial.load(place, Reader::kSums + h), place};
     }
   }
   __syncthreads();
@@ -205,31 +263,52 @@ __device__ __forceinline__ void merge_pages(const PartialReader<kDim, kHeads, kM
     }
   }
   __syncthreads();
-  for (int e = first + thread; e < first + count; e += threads) {
-    const int h = e / kDim;
-    const Joining* const joining = table + (h - first_head) * pages;
-    float running = partial.load(joining[0].place, e), running_sum = joining[0].sum;
-    constexpr int kAhead = 16;
-    int b = 1;
-    for (; b + kAhead <= pages; b += kAhead) {
-      float o[kAhead];
+  // What joins is multiplied by all threads; then a thread per element adds.
+  float running[kHeads], running_sum[kHeads];
+  const int quads = count / 4, chunk = kMergeFloats / count;
+  for (int begin = 0; begin < pages; begin += chunk) {
+    const int present = pages - begin < chunk ? pages - begin : chunk;
+#pragma unroll 8
+    for (int i = thread; i < present * quads; i += threads) {
+      const int b = i / quads, e = first + (i - b * quads) * 4;
+      const Joining& join = table[(e / kDim - first_head) * pages + begin + b];
+      float4 o = partial.load_vector(join.place, e);
+      if (begin + b > 0) {
+        o.x = mul32(o.x, join.block), o.y = mul32(o.y, join.block);
+        o.z = mul32(o.z, join.block), o.w = mul32(o.w, join.block);
+      }
+      *reinterpret_cast<float4*>(products + 4 * i) = o;
+    }
+    __syncthreads();
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) o[i] = partial.load(joining[b + i].place, e);
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const Joining& join = joining[b + i];
-        running = fma32(running, join.running, mul32(o[i], join.block));
-        running_sum = fma32(running_sum, join.running, join.sum);
+    for (int own = 0; own < kHeads; ++own) {
+      const int e = own * threads + thread;
+      if (e >= count) break;
+      const Joining* const joining = table + ((first + e) / kDim - first_head) * pages + begin;
+      int b = 0;
+      if (begin == 0) running[own] = products[e], running_sum[own] = joining[0].sum, b = 1;
+#pragma unroll 8
+      for (; b < present; ++b) {
+        running[own] = fma32(running[own], joining[b].running, products[b * count + e]);
+        running_sum[own] = fma32(running_sum[own], joining[b].running, joining[b].sum);
       }
     }
-#pragma unroll 4
-    for (; b < pages; ++b) {
-      const Joining& join = joining[b];
-      running = fma32(running, join.running, mul32(partial.load(join.place, e), join.block));
-      running_sum = fma32(running_sum, join.running, join.sum);
-    }
-    if (h < heads) out[e] = contract::div32(running, running_sum);
+    __syncthreads();
   }
+#pragma unroll
+  for (int own = 0; own < kHeads; ++own) {
+    const int e = own * threads + thread;
+    if (e < count && (first + e) / kDim < heads) {
+      out[first + e] = contract::div32(running[own], running_sum[own]);
+    }
+  }
+}
+
+// For `count` elements of a unit, which touch at most `heads` heads.
+std::size_t merge_scratch_floats(int pages, int heads, int count) {
+  const int chunk = std::min(pages, kMergeFloats / count);
+  return static_cast<std::size_t>(4 * heads) * static_cast<std::size_t>(pages) +
+         static_cast<std::size_t>(chunk) * static_cast<std::size_t>(count);
 }
 
 // ---- The pages of one team
@@ -260,15 +339,20 @@ struct Team {
   float o[kHeads];        // of the page, element `thread` of every head
   float running[kHeads];  // kWhole
   float running_max[kOwnHeads], running_sum[kOwnHeads];  // of heads warp, warp + kWarps, ...
+  float page_sum[kOwnHeads];
 
   __device__ __forceinline__ int keys_in(int b) const {
     const std::int64_t left = last + 1 - std::int64_t{b} * kPage;
     return static_cast<int>(left < kPage ? left : kPage);
   }
 
+  // Rows of the page that are read from the cache together: not the newest, where it is apart.
+  __device__ __forceinline__ int cached_in(int b) const {
+    return keys_in(b) - (a.early && b == pages - 1 ? 1 : 0);
+  }
+
   __device__ __forceinline__ void load_keys(const float* page, int b) {
-    // The newest key is not in the cache yet when this kernel puts it there.
-    const int count = keys_in(b) - (a.fused && b == pages - 1 ? 1 : 0);
+    const int count = cached_in(b);
     const float* const keys =
         page + a.attention.cache.key_offset + kv * kDim + chain * contract::kGroup;
 #pragma unroll
@@ -286,7 +370,7 @@ struct Team {
 
   // A value that does not exist is -0 and its weight +0: their product changes nothing.
   __device__ __forceinline__ void load_values(const float* page, int b) {
-    const int count = keys_in(b) - (a.fused && b == pages - 1 ? 1 : 0);
+    const int count = cached_in(b);
     const float* const values = page + a.attention.cache.value_offset + kv * kDim + thread;
     if (count == kPage) {
 #pragma unroll
@@ -298,7 +382,7 @@ struct Team {
     }
   }
 
-  // The newest key and value, in the fused kernel.
+  // The newest key and value, where they are apart.
   __device__ __forceinline__ void take_new(float value) {
     const int newest = static_cast<int>(last % kPage);
 #pragma unroll
@@ -330,10 +414,11 @@ struct Team {
         const float4 x = query[(h * kVectors + n) * kChains + chain];
 #pragma unroll
         for (int i = 0; i < kKeys; ++i) {
-          sum[i][h] = fma32(x.x, k[i][n].x, sum[i][h]);
-          sum[i][h] = fma32(x.y, k[i][n].y, sum[i][h]);
-          sum[i][h] = fma32(x.z, k[i][n].z, sum[i][h]);
-          sum[i][h] = fma32(x.w, k[i][n].w, sum[i][h]);
+          const float4& key = k[i][n];
+          sum[i][h] = fma32(x.x, key.x, sum[i][h]);
+          sum[i][h] = fma32(x.y, key.y, sum[i][h]);
+          sum[i][h] = fma32(x.z, key.z, sum[i][h]);
+          sum[i][h] = fma32(x.w, key.w, sum[i][h]);
         }
       }
     }
@@ -371,8 +456,8 @@ struct Team {
       }
       const float p0 = lane < count ? contract::attention_probability(score0, maximum) : 0.0f;
       const float p1 = second < count ? contract::attention_probability(score1, maximum) : 0.0f;
-      weights[lane * Shape::kWeightStride + h] = p0;
-      weights[second * Shape::kWeightStride + h] = p1;
+      weights[lane * kHeads + h] = p0;
+      weights[second * kHeads + h] = p1;
       columns[h * kPage + lane] = p0;
       columns[h * kPage + second] = p1;
       if constexpr (kMode == Mode::kWhole) {
@@ -388,40 +473,42 @@ struct Team {
     }
   }
 
+  __device__ __forceinline__ void weigh_key(int j, float value) {
+    float p[kHeads];
+    if constexpr (kHeads == 4) {
+      const float4 w = *reinterpret_cast<const float4*>(weights + 4 * j);
+      p[0] = w.x, p[1] = w.y, p[2] = w.z, p[3] = w.w;
+    } else if constexpr (kHeads == 2) {
+      const float2 w = *reinterpret_cast<const float2*>(weights + 2 * j);
+      p[0] = w.x, p[1] = w.y;
+    } else {
+      p[0] = weights[j];
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) o[h] = fma32(p[h], value, o[h]);
+  }
+
+  // Four more weights of each of the warp's heads. Absent ones are +0, and no sum is -0.
+  __device__ __forceinline__ void sum_weights(int j) {
+#pragma unroll
+    for (int own = 0; own < kOwnHeads; ++own) {
+      const int h = own * kWarps + warp < kHeads ? own * kWarps + warp : 0;
+      const float4 p = *reinterpret_cast<const float4*>(columns + h * kPage + j);
+      page_sum[own] = add32(add32(add32(add32(page_sum[own], p.x), p.y), p.z), p.w);
+    }
+  }
+
   // The page's accumulators and sums.
   __device__ __forceinline__ void weigh_values() {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) o[h] = 0.0f;
 #pragma unroll
-    for (int own = 0; own < kOwnHeads; ++own) {
-      if constexpr (kMode != Mode::kWhole) running_sum[own] = 0.0f;
-    }
+    for (int own = 0; own < kOwnHeads; ++own) page_sum[own] = 0.0f;
 #pragma unroll
     for (int j = 0; j < kPage; ++j) {
-      float p[Shape::kWeightStride];
-      if constexpr (Shape::kWeightStride == 4) {
-        const float4 w = *reinterpret_cast<const float4*>(weights + 4 * j);
-        p[0] = w.x, p[1] = w.y, p[2] = w.z, p[3] = w.w;
-      } else if constexpr (Shape::kWeightStride == 2) {
-        const float2 w = *reinterpret_cast<const float2*>(weights + 2 * j);
-        p[0] = w.x, p[1] = w.y;
-      } else {
-        p[0] = weights[j];
-      }
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) o[h] = fma32(p[h], v[j], o[h]);
+      if (j % 4 == 0) sum_weights(j);
+      weigh_key(j, v[j]);
     }
-  }
-
-  // The sum of head `h`'s weights, ascending. Absent ones are +0, and no sum is -0.
-  __device__ __forceinline__ float weight_sum(int h) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kPage; j += 4) {
-      const float4 p = *reinterpret_cast<const float4*>(columns + h * kPage + j);
-      sum = add32(add32(add32(add32(sum, p.x), p.y), p.z), p.w);
-    }
-    return sum;
   }
 };
 
@@ -459,8 +546,12 @@ __device__ __forceinline__ void decode_unit(const Arguments& a, std::int64_t m, 
   t.last = a.attention.step.position[t.m];
   t.pages = static_cast<int>(t.last / kPage) + 1;
   t.page_table = a.attention.cache.pages + slot * a.attention.cache.pages_per_slot;
-  const int worker = rank * a.teams + t.team;
-  if (kMode != Mode::kCluster && rank * a.teams >= t.pages) return;
+  const int blocks = a.workers / a.teams;
+  const int worker = t.team * blocks + rank;
+  if (kMode != Mode::kCluster && rank >= t.pages) {
+    wait_for_previous();
+    return;
+  }
 
   // The first page is on its way before the query is made ready.
   const float* page = nullptr;
@@ -470,31 +561,43 @@ __device__ __forceinline__ void decode_unit(const Arguments& a, std::int64_t m, 
     t.load_values(page, worker);
   }
   const int newest_worker = (t.pages - 1) % a.workers;
+  const bool owns_newest = a.early && newest_worker % blocks == rank;
+  const std::int64_t newest = (t.m * a.attention.kv_heads + t.kv) * kDim;  // in k and v
+  float* new_key_row = nullptr;                                            // in the cache
+  float* new_value_row = nullptr;
+  if (owns_newest) {
+    const std::int64_t at = t.last % kPage * a.attention.cache.width + t.kv * kDim;
+    float* const newest_page = const_cast<float*>(t.page_table[t.pages - 1]);
+    new_key_row = newest_page + a.attention.cache.key_offset + at;
+    new_value_row = newest_page + a.attention.cache.value_offset + at;
+  }
+  if (a.early) wait_for_previous();
+  float new_value = 0.0f;
+  if (owns_newest && newest_worker / blocks == t.team) {
+    new_value = a.fused ? a.rope.v[newest + t.thread] : new_value_row[t.thread];
+  }
   const std::int64_t row_head = t.m * a.attention.heads + first_head;
-  if (a.fused) {
+  if (a.early) {
     constexpr int kElements = kDim / 32;
     const int warps = a.teams * (kDim / 32);
-    const bool owns_newest = newest_worker / a.teams == rank;
     for (int task = thread / 32; task < kHeads + (owns_newest ? 1 : 0); task += warps) {
       const bool is_key = task == kHeads;
-      const float* const from = is_key ? a.rope.k + (t.m * a.attention.kv_heads + t.kv) * kDim
-                                       : a.attention.q + (row_head + min(task, heads - 1)) * kDim;
+      const float* const from = !is_key   ? a.attention.q + (row_head + min(task, heads - 1)) * kDim
+                                : a.fused ? a.rope.k + newest
+                                          : new_key_row;
       float x[kElements];
 #pragma unroll
       for (int e = 0; e < kElements; ++e) x[e] = from[t.lane + 32 * e];
-      norm_and_rotate<kDim>(x, is_key ? a.rope.k_norm : a.rope.q_norm,
-                            is_key ? a.rope.k_norm_dtype : a.rope.q_norm_dtype, a.rope.eps,
-                            a.rope.cosines, a.rope.sines, t.last);
+      if (a.fused) {
+        norm_and_rotate<kDim>(x, is_key ? a.rope.k_norm : a.rope.q_norm,
+                              is_key ? a.rope.k_norm_dtype : a.rope.q_norm_dtype, a.rope.eps,
+                              a.rope.cosines, a.rope.sines, t.last);
+      }
       if (is_key) {
-        float* const k_row = a.rope.k + (t.m * a.attention.kv_heads + t.kv) * kDim;
-        float* const cached =
-            a.attention.cache.pages[slot * a.attention.cache.pages_per_slot + t.last / kPage] +
-            a.attention.cache.key_offset + t.last % kPage * a.attention.cache.width + t.kv * kDim;
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
           new_key[t.lane + 32 * e] = x[e];
-          k_row[t.lane + 32 * e] = x[e];
-          cached[t.lane + 32 * e] = x[e];
+          if (a.fused) a.rope.k[newest + t.lane + 32 * e] = new_key_row[t.lane + 32 * e] = x[e];
         }
       } else {
 #pragma unroll
@@ -522,13 +625,9 @@ __device__ __forceinline__ void decode_unit(const Arguments& a, std::int64_t m, 
   for (int b = worker, local = 0; b < t.pages; b += a.workers, ++local) {
     const int next = b + a.workers;
     const float* next_page = next < t.pages ? t.page_table[next] : nullptr;
-    if (a.fused && b == t.pages - 1) {
-      const float value = a.rope.v[(t.m * a.attention.kv_heads + t.kv) * kDim + t.thread];
-      a.attention.cache.pages[slot * a.attention.cache.pages_per_slot + b]
-                             [a.attention.cache.value_offset +
-                              t.last % kPage * a.attention.cache.width + t.kv * kDim + t.thread] =
-          value;
-      t.take_new(value);
+    if (a.early && b == t.pages - 1) {
+      if (a.fused) new_value_row[t.thread] = new_value;
+      t.take_new(new_value);
     }
     t.score_chains();
     if (next < t.pages) t.load_keys(next_page, next);
@@ -542,7 +641,7 @@ __device__ __forceinline__ void decode_unit(const Arguments& a, std::int64_t m, 
       for (int own = 0; own < t.kOwnHeads; ++own) {
         const int h = own * t.kWarps + t.warp;
         if (h >= kHeads) break;
-        const float sum = t.weight_sum(h);
+        const float sum = t.page_sum[own];
         t.running_sum[own] =
             first ? sum
                   : fma32(t.running_sum[own], t.factors[4 * h], mul32(sum, t.factors[4 * h + 1]));
@@ -564,9 +663,8 @@ __device__ __forceinline__ void decode_unit(const Arguments& a, std::int64_t m, 
       for (int own = 0; own < t.kOwnHeads; ++own) {
         const int h = own * t.kWarps + t.warp;
         if (h >= kHeads) break;
-        const float sum = t.weight_sum(h);
         if (t.lane == 0) {
-          to[kHeads * kDim + h] = sum;
+          to[kHeads * kDim + h] = t.page_sum[own];
           to[kHeads * kDim + kHeads + h] = t.running_max[own];
         }
       }
@@ -591,12 +689,12 @@ __device__ __forceinline__ void decode_unit(const Arguments& a, std::int64_t m, 
   }
   if constexpr (kMode == Mode::kCluster) {
     cluster_barrier();
-    const PartialReader<kDim, kHeads, kMode> reader{local_partial, a.workers, a.teams,
+    const PartialReader<kDim, kHeads, kMode> reader{local_partial, a.workers, blocks,
                                                     a.local_pages};
-    const int elements = kHeads * kDim * a.teams / a.workers;
-    float* const table = local_partial + a.teams * a.local_pages * partial_floats<kDim, kHeads>;
-    merge_pages<kDim, kHeads, kMode>(reader, t.pages, reinterpret_cast<Joining*>(table), out, heads,
-                                     rank * elements, elements);
+    const int elements = kHeads * kDim / blocks;
+    merge_pages<kDim, kHeads, kMode>(
+        reader, t.pages, local_partial + a.teams * a.local_pages * partial_floats<kDim, kHeads>,
+        out, heads, rank * elements, elements);
     cluster_barrier();  // nobody leaves while its shared memory is read
   }
 }
@@ -605,12 +703,15 @@ template <int kDim, int kHeads, Mode kMode>
 __global__ void __launch_bounds__(kMostThreads) decode_kernel(const Arguments a) {
   extern __shared__ float4 shared_vectors[];
   let_next_start();
-  wait_for_previous();
+  if (!a.early) wait_for_previous();
   const int blocks = a.workers / a.teams;
   const int units_per_row = a.attention.kv_heads * a.groups.groups;
-  const std::int64_t unit = blockIdx.x / blocks;
-  decode_unit<kDim, kHeads, kMode>(a, unit / units_per_row, static_cast<int>(unit % units_per_row),
-                                   static_cast<int>(blockIdx.x % blocks), shared_vectors);
+  // Blocks side by side read side by side: the heads of one page, unless a cluster holds a head.
+  const int units = static_cast<int>(gridDim.x) / blocks, block = static_cast<int>(blockIdx.x);
+  const int unit = kMode == Mode::kCluster ? block / blocks : block % units;
+  const int rank = kMode == Mode::kCluster ? block % blocks : block / units;
+  decode_unit<kDim, kHeads, kMode>(a, unit / units_per_row, unit % units_per_row, rank,
+                                   shared_vectors);
 }
 
 // The rows of a step that attention_prefill leaves, dealt to the blocks in turn; a team a block.
@@ -673,11 +774,11 @@ __global__ void __launch_bounds__(kDim) rows_left_kernel(const Arguments a) {
   }
 }
 
-// Elements of a thread block of merge_kernel.
-constexpr int kMergeElements = 64;
+constexpr int kMergeElements = 64;  // of a thread block of merge_kernel
+constexpr int kMergeThreads = 256;
 
 template <int kDim, int kHeads>
-__global__ void __launch_bounds__(kMergeElements) merge_kernel(const Arguments a) {
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const Arguments a) {
   extern __shared__ float4 shared_vectors[];
   let_next_start();
   wait_for_previous();
@@ -694,7 +795,7 @@ __global__ void __launch_bounds__(kMergeElements) merge_kernel(const Arguments a
   const PartialReader<kDim, kHeads, Mode::kPartials> reader{
       a.partials + unit * a.pages * partial_floats<kDim, kHeads>, 1, 1, 1};
   merge_pages<kDim, kHeads, Mode::kPartials>(
-      reader, pages, reinterpret_cast<Joining*>(shared_vectors),
+      reader, pages, reinterpret_cast<float*>(shared_vectors),
       a.attention.out + (m * a.attention.heads + first_head) * kDim, heads, slice * kMergeElements,
       kMergeElements);
 }
@@ -714,11 +815,9 @@ std::size_t shared_floats(const Choice& choice, int pages) {
   if (choice.mode == Mode::kCluster) {
     const int workers = choice.blocks * choice.teams;
     const int local = (pages + workers - 1) / workers;
-    const bool even = kHeads % choice.blocks == 0 || choice.blocks % kHeads == 0;
-    const int heads_touched =
-        even ? std::max(1, kHeads / choice.blocks) : std::min(kHeads, kHeads / choice.blocks + 2);
+    const int heads_touched = std::max(1, kHeads / choice.blocks);
     floats += static_cast<std::size_t>(choice.teams * local) * partial_floats<kDim, kHeads> +
-              static_cast<std::size_t>(4 * heads_touched) * static_cast<std::size_t>(pages);
+              merge_scratch_floats(pages, heads_touched, kHeads * kDim / choice.blocks);
   }
   return floats;
 }
@@ -784,15 +883,15 @@ void decode_with(Context& context, Arguments a, const Choice& choice) {
                           static_cast<std::size_t>(units * a.pages) * partial_floats<kDim, kHeads>);
   a.partials = partials.get();
   launch<kDim, kHeads, Mode::kPartials>(context, a, choice);
-  const std::size_t factor_bytes = static_cast<std::size_t>(a.pages) * sizeof(Joining);
+  const std::size_t merge_bytes = merge_scratch_floats(a.pages, 1, kMergeElements) * sizeof(float);
   context.blocks_per_multiprocessor(reinterpret_cast<const void*>(&merge_kernel<kDim, kHeads>),
-                                    kMergeElements, factor_bytes);
+                                    kMergeThreads, merge_bytes);
   launch_overlapping(context, merge_kernel<kDim, kHeads>,
                      dim3(static_cast<unsigned>(units * (kHeads * kDim / kMergeElements))),
-                     dim3(kMergeElements), factor_bytes, a);
+                     dim3(kMergeThreads), merge_bytes, a);
 }
 
-// Whether the device takes clusters of this choice, all of them at once if they are so few.
+// How many clusters of this choice the device runs at once; 0: it takes none.
 template <int kDim, int kHeads>
 int clusters_at_once(Context& context, const Arguments& a, const Choice& choice) {
   cudaLaunchAttribute attributes[3]{};
@@ -807,23 +906,37 @@ int clusters_at_once(Context& context, const Arguments& a, const Choice& choice)
   return clusters;
 }
 
+// Two teams a multiprocessor keep the memory busy. As many workers a row and head group as that
+// leaves, and as there are pages; in a cluster if the device runs all of them at once. Measured on
+// an H200 (132 multiprocessors, head_dim 128, 8 key-value heads).
 template <int kDim, int kHeads>
 Choice choose(Context& context, const Arguments& a) {
   const std::int64_t units = a.attention.step.rows * a.attention.kv_heads * a.groups.groups;
-  const int teams = std::max(1, 256 / kDim);
-  if (a.pages == 1 || units > context.multiprocessors) return {Mode::kWhole, 1, 1};
+  const std::int64_t teams_wanted = 2 * std::int64_t{context.multiprocessors};
+  if (a.pages == 1 || 2 * units > teams_wanted) return {Mode::kWhole, 1, 1};
+  constexpr int kMostTeams = kMostThreads / kDim, kMostBlocks = 16;
   if (context.capability >= 90) {
-    for (int blocks = 16; blocks >= 2; blocks /= 2) {
-      const Choice choice{Mode::kCluster, blocks, teams};
-      if (units * blocks > context.multiprocessors && blocks > 2) continue;
-      if (blocks > 2 && (blocks / 2) * teams >= a.pages) continue;
-      if (shared_floats<kDim, kHeads>(choice, a.pages) * sizeof(float) > context.shared_limit) {
+    int workers = kMostTeams * kMostBlocks;
+    while (workers / 2 >= a.pages || workers * units > teams_wanted) workers /= 2;
+    for (; workers >= 2; workers /= 2) {
+      for (int blocks = std::min(workers, kMostBlocks); blocks >= 1; blocks /= 2) {
+        const Choice choice{Mode::kCluster, blocks, workers / blocks};
+        if (choice.teams > kMostTeams) break;
+        if (shared_floats<kDim, kHeads>(choice, a.pages) * sizeof(float) > context.shared_limit) {
+          break;
+        }
+        if (clusters_at_once<kDim, kHeads>(context, a, choice) < units) continue;
+        // A second kernel costs less than half of the device idle for more than two rounds.
+        if (4 * workers * units >= 3 * teams_wanted || a.pages <= 2 * workers) return choice;
+        workers = 0;
         break;
       }
-      if (clusters_at_once<kDim, kHeads>(context, a, choice) >= units) return choice;
     }
   }
-  const std::int64_t most = std::max<std::int64_t>(1, 3 * context.multiprocessors / units);
+  if (merge_scratch_floats(a.pages, 1, kMergeElements) * sizeof(float) > context.shared_limit) {
+    return {Mode::kWhole, 1, 1};
+  }
+  const std::int64_t most = std::max<std::int64_t>(1, teams_wanted / units);
   return {Mode::kPartials, static_cast<int>(std::min<std::int64_t>(most, a.pages)), 1};
 }
 
@@ -834,8 +947,6 @@ void decode(Context& context, const Arguments& a) {
       return decode_with<kDim, 1>(context, a, choose<kDim, 1>(context, a));
     case 2:
       return decode_with<kDim, 2>(context, a, choose<kDim, 2>(context, a));
-    case 3:
-      return decode_with<kDim, 3>(context, a, choose<kDim, 3>(context, a));
     default:
       return decode_with<kDim, 4>(context, a, choose<kDim, 4>(context, a));
   }
@@ -871,8 +982,6 @@ void rows_left(Context& context, const Arguments& a) {
       return rows_left_with<kDim, 1>(context, a);
     case 2:
       return rows_left_with<kDim, 2>(context, a);
-    case 3:
-      return rows_left_with<kDim, 3>(context, a);
     default:
       return rows_left_with<kDim, 4>(context, a);
   }
@@ -881,6 +990,7 @@ void rows_left(Context& context, const Arguments& a) {
 Arguments arguments_of(const PagedAttention& attention) {
   Arguments a{attention, HeadGroups(attention.heads, attention.kv_heads, kMostHeads)};
   a.pages = static_cast<int>((attention.step.context + kPage - 1) / kPage);
+  a.early = attention.step.distinct_slots;
   return a;
 }
 
@@ -915,6 +1025,7 @@ void attention_rows_left(Context& context, const PagedAttention& attention,
                          int positions_per_tile) {
   Arguments a = arguments_of(attention);
   a.tile = positions_per_tile;
+  a.early = false;
   if (attention.head_dim == 64) {
     rows_left<64>(context, a);
   } else {

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const Arguments a)
 #pragma unroll
         for (int j = 0; j < kKeysPerThread; ++j) score[i][j] = -0.0f;  // -0 + x = x
       }
-#pragma unroll 1
+#pragma unroll 2
       for (int chain = 0; chain < kChains; ++chain) {
         float sum[kRowsPerThread][kKeysPerThread];
 #pragma unroll

@@ -197,15 +197,10 @@ void rope_store(Context& context, const RopeStore& arguments, const KvPages& cac
 // out[m, h, :] for q[m, h, :] over positions 0..position[m] of slot[m]; out may not alias q.
 void attention(Context& context, float* out, const float* q, const KvPages& cache,
                std::int64_t heads, std::int64_t kv_heads, int head_dim, const StepShape& step);
-
-void matmul(Context& context, float* y, const float* x, Dtype dtype, const std::byte* W,
-            std::int64_t N, std::int64_t K, std::int64_t M);
-// The two kernel families behind it. Both are right for every M; matmul() only chooses the faster
-// one.
-void matmul_decode(Context& context, float* y, const float* x, Dtype dtype, const std::byte* W,
-                   std::int64_t N, std::int64_t K, std::int64_t M);
-void matmul_prefill(Context& context, float* y, const float* x, Dtype dtype, const std::byte* W,
-                    std::int64_t N, std::int64_t K, std::int64_t M);
+// The same for a q that has not passed rope_store, whose work it does too; false, and nothing done,
+// where there is no such kernel for the step.
+bool attention_fused(Context& context, float* out, const RopeStore& rope, const KvPages& cache,
+                     const StepShape& step);
 
 void embed(Context& context, float* out, Dtype dtype, const std::byte* embedding,
            std::int64_t width, const std::int32_t* tokens, std::int64_t M);
@@ -218,22 +213,12 @@ void add(Context& context, float* out, const float* x, const float* y, std::int6
 void gather_rows(Context& context, float* out, const float* x, std::int64_t width,
                  const std::int32_t* index, std::int64_t count);
 
-struct AttentionShape {
-  std::int64_t rows;  // M
-  std::int64_t heads;
-  std::int64_t kv_heads;
-  int head_dim;
-  std::int64_t capacity;  // positions per slot of the cache
-  std::int64_t last;      // the largest position of any row
-};
-void attention(Context& context, float* out, const float* q, const float* keys, const float* values,
-               const AttentionShape& shape, const std::int32_t* slot, const std::int32_t* position);
-
 // Digest l * M + m, 32 bytes at out + 8 (l * M + m), of row l * M + m of `first` (and `second`),
 // first_words and second_words per row, in layer first_layer + l at position[m]; in `stream`.
 // `scratch` holds hash_scratch_words() words.
 struct HashRows {
   std::uint32_t* out = nullptr;
+  std::uint32_t* non_finite = nullptr;  // set to 1 if any element is not finite
   LeafType type = LeafType::kRow;
   std::uint32_t first_layer = 0;
   std::int64_t layers = 1;
@@ -245,7 +230,10 @@ struct HashRows {
   std::int64_t M = 0;
 };
 std::size_t hash_scratch_words(const HashRows& arguments);
-void hash_rows(cudaStream_t stream, const HashRows& arguments, std::uint32_t* scratch);
+// Several at once, at most kMostHashRows.
+inline constexpr int kMostHashRows = 4;
+void hash_rows(cudaStream_t stream, std::span<const HashRows> arguments,
+               std::span<std::uint32_t* const> scratch);
 
 // Sets *flag to 1 if any of x[count] is not finite, in `stream`.
 void flag_non_finite(Context& context, cudaStream_t stream, std::uint32_t* flag, const float* x,
@@ -253,14 +241,18 @@ void flag_non_finite(Context& context, cudaStream_t stream, std::uint32_t* flag,
 // out[0]: index of the first non-finite element of x[count], or `count` if there is none.
 void find_non_finite(Context& context, std::uint64_t* out, const float* x, std::int64_t count);
 
-// A request as backend.h has it.
+// A request, and what kinds there may be, as backend.h has them.
 struct SampleRow {
   contract::SamplingParams params;
   std::uint64_t draw = 0;
 };
+struct SampleKinds {
+  bool drawn = true, top_k = true, top_p = true;
+};
 // out[m]: token drawn from logits[m, 0..vocab) by requests[m], all in device memory.
+// `kinds`: what may be among the requests; passes for others are left out.
 void sample(Context& context, std::int32_t* out, const float* logits, std::int64_t vocab,
-            const SampleRow* requests, std::int64_t M);
+            const SampleRow* requests, std::int64_t M, SampleKinds kinds);
 
 // Runs contract.h on the device and compares with published bits and with the host. Throws an
 // infrastructure error that names the first operation that differs. Waits.

@@ -233,7 +233,10 @@ class CudaBackend final : public Backend {
     device_ = describe_device(ordinal);
     try {
       BW_CUDA(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
-      BW_CUDA(cudaStreamCreateWithFlags(&hashing_, cudaStreamNonBlocking));
+      // Digests take few threads for long: where there is room, they go first.
+      int least = 0, greatest = 0;
+      BW_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+      BW_CUDA(cudaStreamCreateWithPriority(&hashing_, cudaStreamNonBlocking, greatest));
       BW_CUDA(cudaEventCreateWithFlags(&computed_, cudaEventDisableTiming));
       BW_CUDA(cudaEventCreateWithFlags(&hashed_, cudaEventDisableTiming));
       check_device_known_answers(context_);
@@ -379,27 +382,20 @@ class CudaBackend final : public Backend {
     if (rows.rows == 0) return;
     assert(arguments.head_dim % 2 == 0);
     use_device();
-    cuda::RopeStore out;
-    out.q = arguments.q;
-    out.k = arguments.k;
-    out.v = arguments.v;
-    if (arguments.q_norm != nullptr) {
-      out.q_norm = arguments.q_norm->data;
-      out.q_norm_dtype = arguments.q_norm->dtype;
-    }
-    if (arguments.k_norm != nullptr) {
-      out.k_norm = arguments.k_norm->data;
-      out.k_norm_dtype = arguments.k_norm->dtype;
-    }
-    out.eps = arguments.eps;
-    out.cosines = arguments.cosines;
-    out.sines = arguments.sines;
-    out.heads = arguments.heads;
-    out.kv_heads = arguments.kv_heads;
-    out.head_dim = arguments.head_dim;
-    cuda::rope_store(context_, out,
+    cuda::rope_store(context_, rope_of(arguments),
                      arguments.cache == nullptr ? KvPages{} : pages_of(*arguments.cache),
                      shape_of(rows));
+  }
+
+  void attend(float* out, const bitwitness::RopeStore& arguments, const LayerKv& cache,
+              const RowMap& rows) override {
+    if (rows.rows == 0) return;
+    use_device();
+    if (arguments.cache != nullptr &&
+        cuda::attention_fused(context_, out, rope_of(arguments), pages_of(cache), shape_of(rows))) {
+      return;
+    }
+    Backend::attend(out, arguments, cache, rows);
   }
 
   void attention(float* out, const float* q, const LayerKv& cache, std::int64_t heads,
@@ -431,15 +427,16 @@ class CudaBackend final : public Backend {
     cuda::gather_rows(context_, out, x, width, index, count);
   }
 
-  void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
-                 const float* first, std::size_t first_bytes, const float* second,
-                 std::size_t second_bytes, const RowMap& rows) override {
+  void hash_rows(Digest* out, std::uint32_t* non_finite, LeafType type, std::uint32_t first_layer,
+                 std::int64_t layers, const float* first, std::size_t first_bytes,
+                 const float* second, std::size_t second_bytes, const RowMap& rows) override {
     if (rows.rows == 0) return;
     assert(first_bytes % 4 == 0 && second_bytes % 4 == 0);
     static_assert(sizeof(Digest) == 32);
     use_device();
     cuda::HashRows a;
     a.out = reinterpret_cast<std::uint32_t*>(out);
+    a.non_finite = non_finite;
     a.type = type;
     a.first_layer = first_layer;
     a.layers = layers;
@@ -449,13 +446,26 @@ class CudaBackend final : public Backend {
     a.second_words = second_bytes / 4;
     a.position = rows.position;
     a.M = rows.rows;
-    hash_scratch_.push_back(
-        std::make_unique<cuda::Scratch<std::uint32_t>>(context_, cuda::hash_scratch_words(a)));
+    if (to_hash_.size() == cuda::kMostHashRows) start_hashing();
+    to_hash_.push_back(a);
+  }
+
+  void start_hashing() override {
+    if (to_hash_.empty()) return;
+    use_device();
+    std::vector<std::uint32_t*> scratch;
+    for (const cuda::HashRows& a : to_hash_) {
+      hash_scratch_.push_back(
+          std::make_unique<cuda::Scratch<std::uint32_t>>(context_, cuda::hash_scratch_words(a)));
+      scratch.push_back(hash_scratch_.back()->get());
+    }
     begin_hashing();
-    cuda::hash_rows(hashing_, a, hash_scratch_.back()->get());
+    cuda::hash_rows(hashing_, to_hash_, scratch);
+    to_hash_.clear();
   }
 
   void finish_hashing() override {
+    start_hashing();
     if (!hashes_) return;
     use_device();
     BW_CUDA(cudaEventRecord(hashed_, hashing_));
@@ -485,13 +495,14 @@ class CudaBackend final : public Backend {
   }
 
   void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
-              const SampleRequest* requests, std::int64_t M) override {
+              const SampleRequest* requests, std::int64_t M,
+              bitwitness::SampleKinds kinds) override {
     if (M == 0) return;
     assert(vocab >= 1 && vocab <= (1 << 24));
     static_assert(sizeof(cuda::SampleRow) == sizeof(SampleRequest));
     use_device();
     cuda::sample(context_, out, logits, vocab, reinterpret_cast<const cuda::SampleRow*>(requests),
-                 M);
+                 M, {kinds.drawn, kinds.top_k, kinds.top_p});
   }
 
  private:
@@ -505,6 +516,27 @@ class CudaBackend final : public Backend {
     hashes_ = true;
   }
 
+  static cuda::RopeStore rope_of(const bitwitness::RopeStore& arguments) {
+    cuda::RopeStore out;
+    out.q = arguments.q;
+    out.k = arguments.k;
+    out.v = arguments.v;
+    if (arguments.q_norm != nullptr) {
+      out.q_norm = arguments.q_norm->data;
+      out.q_norm_dtype = arguments.q_norm->dtype;
+    }
+    if (arguments.k_norm != nullptr) {
+      out.k_norm = arguments.k_norm->data;
+      out.k_norm_dtype = arguments.k_norm->dtype;
+    }
+    out.eps = arguments.eps;
+    out.cosines = arguments.cosines;
+    out.sines = arguments.sines;
+    out.heads = arguments.heads;
+    out.kv_heads = arguments.kv_heads;
+    out.head_dim = arguments.head_dim;
+    return out;
+  }
   static KvPages pages_of(const LayerKv& cache) {
     return {cache.pages, cache.pages_per_slot, cache.key_offset, cache.value_offset,
             cache.kv_width};
@@ -524,6 +556,7 @@ class CudaBackend final : public Backend {
   cudaStream_t hashing_ = nullptr;  // digests and checks, beside the operators
   cudaEvent_t computed_ = nullptr, hashed_ = nullptr;
   bool hashes_ = false;
+  std::vector<cuda::HashRows> to_hash_;  // asked for and not started
   std::vector<std::unique_ptr<cuda::Scratch<std::uint32_t>>> hash_scratch_;  // in use there
   std::unordered_set<void*> pinned_;
   std::string device_;

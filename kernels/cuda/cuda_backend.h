@@ -11,6 +11,7 @@
 #include <string>
 
 #include "kernels/backend.h"
+#include "kernels/ceilings.h"
 
 namespace bitwitness {
 
@@ -24,5 +25,8 @@ std::string cuda_unavailable_reason();
 // for an ordinal that does not exist, an infrastructure error if the device fails or breaks a known
 // answer.
 std::unique_ptr<Backend> make_cuda_backend(int ordinal);
+
+// Of the calling thread's current device.
+Ceilings cuda_ceilings();
 
 }  // namespace bitwitness

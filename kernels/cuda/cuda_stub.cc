@@ -17,4 +17,8 @@ std::unique_ptr<Backend> make_cuda_backend(int) {
   throw usage_error("device cuda: " + cuda_unavailable_reason() + "; choose another --device");
 }
 
+Ceilings cuda_ceilings() {
+  throw usage_error("device cuda: " + cuda_unavailable_reason() + "; choose another --device");
+}
+
 }  // namespace bitwitness

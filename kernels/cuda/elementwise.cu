@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/launch.cuh"
 
 namespace bitwitness::cuda {
 namespace {
@@ -46,32 +47,69 @@ __device__ __forceinline__ float fold_warp(float lane_sum) {
   return lane_sum;
 }
 
-// A block per row: thread i is lane i. May be in place.
+// A block per row: thread i is lane i. May be in place. Rows of at most kRowRegisters * kLanes stay
+// in registers, and their weights are read while others still compute.
+constexpr int kRowRegisters = 32;
+template <Dtype kDtype>
 __global__ void __launch_bounds__(kLanes)
-    rms_norm_block_kernel(float* out, const float* x, Dtype dtype,
-                          const std::byte* __restrict__ weight, std::int64_t K, float eps) {
+    rms_norm_block_kernel(float* out, const float* x, const std::byte* __restrict__ weight,
+                          std::int64_t K, float eps) {
   __shared__ float lanes[kLanes];
   __shared__ float shared_scale;
   const int lane = static_cast<int>(threadIdx.x);
   const float* const row = x + blockIdx.x * K;
+  const bool fits = K <= kRowRegisters * kLanes;
+  float w[kRowRegisters], v[kRowRegisters];
+  if (fits) {
+#pragma unroll
+    for (int j = 0; j < kRowRegisters; ++j) {
+      const std::int64_t k = lane + j * kLanes;
+      if (k < K) w[j] = contract::load_weight<kDtype>(weight, k);
+    }
+  }
+  wait_for_previous();
+  let_next_start();
   float sum = 0.0f;
-  for (std::int64_t k = lane; k < K; k += kLanes) sum = fma32(row[k], row[k], sum);
+  if (fits) {
+#pragma unroll
+    for (int j = 0; j < kRowRegisters; ++j) {
+      const std::int64_t k = lane + j * kLanes;
+      if (k < K) v[j] = row[k];
+    }
+#pragma unroll
+    for (int j = 0; j < kRowRegisters; ++j) {
+      if (lane + j * kLanes < K) sum = fma32(v[j], v[j], sum);
+    }
+  } else {
+    for (std::int64_t k = lane; k < K; k += kLanes) sum = fma32(row[k], row[k], sum);
+  }
   lanes[lane] = sum;
   __syncthreads();
+  if (lane < 32) {  // lane[i] += lane[i + w] for w = 128, 64, 32, then within the warp
+    float part[kLanes / 32];
 #pragma unroll
-  for (int width = kLanes / 2; width >= 32; width /= 2) {
-    if (lane < width) lanes[lane] = add32(lanes[lane], lanes[lane + width]);
-    __syncthreads();
-  }
-  if (lane < 32) {
-    const float total = fold_warp(lanes[lane]);
+    for (int j = 0; j < kLanes / 32; ++j) part[j] = lanes[lane + 32 * j];
+#pragma unroll
+    for (int width = kLanes / 64; width >= 1; width /= 2) {
+#pragma unroll
+      for (int j = 0; j < width; ++j) part[j] = add32(part[j], part[j + width]);
+    }
+    const float total = fold_warp(part[0]);
     if (lane == 0) shared_scale = contract::rms_scale(total, K, eps);
   }
   __syncthreads();
   const float scale = shared_scale;
-  for (std::int64_t k = lane; k < K; k += kLanes) {
-    out[blockIdx.x * K + k] =
-        contract::rms_norm_element(row[k], scale, contract::load_weight(dtype, weight, k));
+  if (fits) {
+#pragma unroll
+    for (int j = 0; j < kRowRegisters; ++j) {
+      const std::int64_t k = lane + j * kLanes;
+      if (k < K) out[blockIdx.x * K + k] = contract::rms_norm_element(v[j], scale, w[j]);
+    }
+  } else {
+    for (std::int64_t k = lane; k < K; k += kLanes) {
+      out[blockIdx.x * K + k] =
+          contract::rms_norm_element(row[k], scale, contract::load_weight<kDtype>(weight, k));
+    }
   }
 }
 
@@ -83,6 +121,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kPerThread = kLanes / 32;
   const int thread = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t m = first_index() / 32;
+  wait_for_previous();
   if (m >= M) return;  // whole warps
   const float* const row = x + m * K;
   float sum[kPerThread];
@@ -214,12 +253,15 @@ void rms_norm(Context& context, float* out, const float* x, Dtype dtype, const s
   if (K <= kShortRow) {
     constexpr std::int64_t kRowsPerBlock = kThreads / 32;
     const auto grid = static_cast<unsigned>((M + kRowsPerBlock - 1) / kRowsPerBlock);
-    rms_norm_warp_kernel<<<grid, kThreads, 0, context.stream>>>(out, x, dtype, weight, K, eps, M);
+    launch_overlapping(context, rms_norm_warp_kernel, dim3(grid), dim3(kThreads), 0, out, x, dtype,
+                       weight, K, eps, M);
   } else {
-    rms_norm_block_kernel<<<static_cast<unsigned>(M), kLanes, 0, context.stream>>>(out, x, dtype,
-                                                                                   weight, K, eps);
+    const auto kernel = dtype == Dtype::kBf16   ? rms_norm_block_kernel<Dtype::kBf16>
+                        : dtype == Dtype::kFp16 ? rms_norm_block_kernel<Dtype::kFp16>
+                                                : rms_norm_block_kernel<Dtype::kFp32>;
+    launch_overlapping(context, kernel, dim3(static_cast<unsigned>(M)), dim3(kLanes), 0, out, x,
+                       weight, K, eps);
   }
-  BW_CUDA_LAUNCHED("rms_norm");
 }
 
 void rope(Context& context, float* x, std::int64_t heads, std::int64_t head_dim,

@@ -1,6 +1,9 @@
-// Leaf digests of committed rows on the device (attest/base/hash_tree.h): one thread per chunk of 1
-// KiB, then one block per row reduces the chunk digests in the shape of RFC 6962. Only roots leave
-// the device.
+// Leaf digests of committed rows on the device (attest/base/hash_tree.h): digests of chunks of 1
+// KiB, then one block per row reduces them in the shape of RFC 6962. Only roots leave the device.
+//
+// SHA-256 is a chain: what counts beside few rows is how long one chunk takes. Two warps share 32
+// chunks: one reads the messages and expands their schedules (which do not depend on each other),
+// the other runs the rounds one message block behind it.
 #include <algorithm>
 
 #include "kernels/cuda/context.h"
@@ -8,77 +11,299 @@
 namespace bitwitness::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+using hash_tree_detail::byte_swap;
+using hash_tree_detail::rotate_right;
 
-__global__ void __launch_bounds__(kThreads)
-    chunk_kernel(DigestWords* __restrict__ digests, HashRows a, std::uint64_t first_row,
-                 std::uint32_t chunks, std::uint64_t count) {
-  const std::uint64_t i = static_cast<std::uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= count) return;
-  const std::uint64_t row = first_row + i / chunks, M = static_cast<std::uint64_t>(a.M);
-  const LeafPrefix prefix{a.type, static_cast<std::uint8_t>(Dtype::kFp32),
-                          a.first_layer + static_cast<std::uint32_t>(row / M),
-                          static_cast<std::uint64_t>(a.position[row % M])};
-  digests[i] = chunk_digest_words(prefix, static_cast<std::uint32_t>(i % chunks),
-                                  a.first + row * a.first_words, a.first_words,
-                                  a.second + row * a.second_words, a.second_words);
+constexpr int kChunksPerBlock = 32;
+constexpr int kChunkThreads = 2 * kChunksPerBlock;
+
+// FIPS 180-4 §4.2.2.
+__device__ constexpr std::uint32_t kRound[64] = {
+    0x428a2f98U, 0x71374491U, 0xb5c0fbcfU, 0xe9b5dba5U, 0x3956c25bU, 0x59f111f1U, 0x923f82a4U,
+    0xab1c5ed5U, 0xd807aa98U, 0x12835b01U, 0x243185beU, 0x550c7dc3U, 0x72be5d74U, 0x80deb1feU,
+    0x9bdc06a7U, 0xc19bf174U, 0xe49b69c1U, 0xefbe4786U, 0x0fc19dc6U, 0x240ca1ccU, 0x2de92c6fU,
+    0x4a7484aaU, 0x5cb0a9dcU, 0x76f988daU, 0x983e5152U, 0xa831c66dU, 0xb00327c8U, 0xbf597fc7U,
+    0xc6e00bf3U, 0xd5a79147U, 0x06ca6351U, 0x14292967U, 0x27b70a85U, 0x2e1b2138U, 0x4d2c6dfcU,
+    0x53380d13U, 0x650a7354U, 0x766a0abbU, 0x81c2c92eU, 0x92722c85U, 0xa2bfe8a1U, 0xa81a664bU,
+    0xc24b8b70U, 0xc76c51a3U, 0xd192e819U, 0xd6990624U, 0xf40e3585U, 0x106aa070U, 0x19a4c116U,
+    0x1e376c08U, 0x2748774cU, 0x34b0bcb5U, 0x391c0cb3U, 0x4ed8aa4aU, 0x5b9cca4fU, 0x682e6ff3U,
+    0x748f82eeU, 0x78a5636fU, 0x84c87814U, 0x8cc70208U, 0x90befffaU, 0xa4506cebU, 0xbef9a3f7U,
+    0xc67178f2U};
+
+// Rows first_row .. of one HashRows, as part of a launch.
+struct Part {
+  HashRows rows;
+  DigestWords* digests = nullptr;  // [count of rows, chunks]
+  std::uint64_t first_row = 0;
+  std::uint32_t chunks = 0;       // of a row
+  std::uint64_t chunk_count = 0;  // of all rows
+  std::uint64_t row_count = 0;
+};
+struct Batch {
+  Part part[kMostHashRows];
+  std::uint64_t first_block[kMostHashRows + 1];  // of each part in the grid
+};
+
+__device__ __forceinline__ int part_of(const Batch& batch, std::uint64_t block) {
+  int i = 0;
+  while (block >= batch.first_block[i + 1]) ++i;
+  return i;
 }
 
-// Block m reduces digests[m, 0..chunks) in place. A round of pairs reads only digests that no
-// earlier round has written: pair i reads 2 i and 2 i + 1 and writes i.
-__global__ void __launch_bounds__(kThreads)
-    reduce_kernel(std::uint32_t* __restrict__ out, DigestWords* digests, std::uint32_t chunks) {
-  DigestWords* const level = digests + static_cast<std::uint64_t>(blockIdx.x) * chunks;
-  for (std::uint32_t count = chunks; count > 1; count = reduced_count(count)) {
+// The message of one chunk, 16 words at a time.
+class ChunkMessage {
+ public:
+  __device__ ChunkMessage(const Part& part, std::uint64_t chunk) {
+    const HashRows& a = part.rows;
+    const std::uint64_t row = part.first_row + chunk / part.chunks;
+    const std::uint64_t M = static_cast<std::uint64_t>(a.M);
+    const auto index = static_cast<std::uint32_t>(chunk % part.chunks);
+    const std::uint64_t payload_bytes = 4 * (a.first_words + a.second_words);
+    bytes_ = leaf_chunk_bytes(payload_bytes, index);
+    blocks_ = (32 + bytes_ + 9 + 63) / 64;
+    const std::uint64_t position = static_cast<std::uint64_t>(a.position[row % M]);
+    prefix_[0] = byte_swap(static_cast<std::uint32_t>(a.type) |
+                           static_cast<std::uint32_t>(kLeafVersion) << 8 |
+                           static_cast<std::uint32_t>(Dtype::kFp32) << 16);
+    prefix_[1] = byte_swap(a.first_layer + static_cast<std::uint32_t>(row / M));
+    prefix_[2] = byte_swap(static_cast<std::uint32_t>(position));
+    prefix_[3] = byte_swap(static_cast<std::uint32_t>(position >> 32));
+    prefix_[4] = byte_swap(index);
+    prefix_[5] = byte_swap(part.chunks);
+    prefix_[6] = byte_swap(bytes_);
+    prefix_[7] = 0;
+    base_ = std::uint64_t{index} * (kLeafChunkBytes / 4);
+    first_words_ = a.first_words;
+    first_ = a.first + row * a.first_words;
+    second_ = a.second + row * a.second_words;
+    // Most chunks lie in one piece and on vectors.
+    const bool in_first = base_ + bytes_ / 4 <= first_words_;
+    const std::uint32_t* const data = in_first ? first_ + base_ : second_ + (base_ - first_words_);
+    const bool whole = bytes_ == kLeafChunkBytes && (in_first || base_ >= first_words_) &&
+                       reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+    vectors_ = whole ? reinterpret_cast<const uint4*>(data) : nullptr;
+  }
+
+  __device__ std::uint32_t blocks() const { return blocks_; }
+
+  // Payload words of message block n < blocks(), as they lie in memory; others undefined.
+  __device__ __forceinline__ void load(std::uint32_t n, std::uint32_t (&raw)[16]) const {
+    if (vectors_ != nullptr) {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const int at = static_cast<int>(4 * n) - 2 + q;  // vector of the payload
+        if (at < 0 || at >= static_cast<int>(kLeafChunkBytes / 16)) continue;
+        const uint4 v = vectors_[at];
+        raw[4 * q] = v.x, raw[4 * q + 1] = v.y, raw[4 * q + 2] = v.z, raw[4 * q + 3] = v.w;
+      }
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const std::int64_t i = static_cast<std::int64_t>(16 * n) + j - 8;
+      if (i < 0 || i >= bytes_ / 4) continue;
+      const std::uint64_t at = base_ + static_cast<std::uint64_t>(i);
+      raw[j] = at < first_words_ ? first_[at] : second_[at - first_words_];
+    }
+  }
+
+  // What was loaded as words of the message: prefix, payload, 0x80, zeros, length (FIPS 180-4
+  // §5.1.1). Says whether any payload word is a value that is not finite.
+  __device__ __forceinline__ bool finish(std::uint32_t n, std::uint32_t (&word)[16]) const {
+    const int full_words = static_cast<int>(bytes_ / 4);
+    bool bad = false;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const int i = static_cast<int>(16 * n) + j - 8;
+      if (i >= 0 && i < full_words) {
+        bad = bad || (word[j] & 0x7f800000U) == 0x7f800000U;
+        word[j] = byte_swap(word[j]);
+      } else if (i < 0) {
+        word[j] = prefix_[j & 7];
+      } else if (i == full_words) {
+        word[j] = 0x80000000U;
+      } else {
+        word[j] = n + 1 == blocks_ && j == 15 ? (32 + bytes_) * 8 : 0;
+      }
+    }
+    return bad;
+  }
+
+ private:
+  std::uint32_t prefix_[8];
+  std::uint32_t bytes_, blocks_;
+  std::uint64_t base_, first_words_;  // of the chunk in the payload; of the first piece
+  const std::uint32_t* first_;
+  const std::uint32_t* second_;
+  const uint4* vectors_;
+};
+
+// Expands the schedule of one message block; out[i][lane] = w[i] + K[i].
+__device__ __forceinline__ void expand(std::uint32_t (&w)[16],
+                                       std::uint32_t (*out)[kChunksPerBlock], int lane) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    if (i >= 16) {
+      const std::uint32_t w15 = w[(i + 1) & 15], w2 = w[(i + 14) & 15];
+      w[i & 15] += (rotate_right(w15, 7) ^ rotate_right(w15, 18) ^ (w15 >> 3)) + w[(i + 9) & 15] +
+                   (rotate_right(w2, 17) ^ rotate_right(w2, 19) ^ (w2 >> 10));
+    }
+    out[i][lane] = w[i & 15] + kRound[i];
+  }
+}
+
+// The 64 rounds of one message block on an expanded schedule.
+__device__ __forceinline__ void run_rounds(DigestWords& state,
+                                           const std::uint32_t (*schedule)[kChunksPerBlock],
+                                           int lane) {
+  std::uint32_t a = state.word[0], b = state.word[1], c = state.word[2], d = state.word[3];
+  std::uint32_t e = state.word[4], f = state.word[5], g = state.word[6], h = state.word[7];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const std::uint32_t t1 = h + schedule[i][lane] +
+                             (rotate_right(e, 6) ^ rotate_right(e, 11) ^ rotate_right(e, 25)) +
+                             ((e & f) ^ (~e & g));
+    const std::uint32_t t2 = (rotate_right(a, 2) ^ rotate_right(a, 13) ^ rotate_right(a, 22)) +
+                             ((a & b) ^ (a & c) ^ (b & c));
+    h = g, g = f, f = e, e = d + t1;
+    d = c, c = b, b = a, a = t1 + t2;
+  }
+  state.word[0] += a, state.word[1] += b, state.word[2] += c, state.word[3] += d;
+  state.word[4] += e, state.word[5] += f, state.word[6] += g, state.word[7] += h;
+}
+
+__global__ void __launch_bounds__(kChunkThreads) chunk_kernel(const Batch batch) {
+  __shared__ std::uint32_t schedule[2][64][kChunksPerBlock];
+  const int lane = static_cast<int>(threadIdx.x) % kChunksPerBlock;
+  const bool expands = threadIdx.x >= kChunksPerBlock;
+  const Part& part = batch.part[part_of(batch, blockIdx.x)];
+  const std::uint64_t block = blockIdx.x - batch.first_block[part_of(batch, blockIdx.x)];
+  const std::uint64_t chunk = block * kChunksPerBlock + static_cast<std::uint64_t>(lane);
+  const bool present = chunk < part.chunk_count;
+  const ChunkMessage message(part, present ? chunk : 0);
+
+  DigestWords state = sha256_initial_state();
+  std::uint32_t words[16], next[16];
+  bool bad = false;
+  const auto produce = [&](std::uint32_t n) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) words[j] = next[j];
+    if (n + 1 < message.blocks()) message.load(n + 1, next);
+    bad = message.finish(n, words) || bad;
+    expand(words, schedule[n % 2], lane);
+  };
+  if (expands) {
+    message.load(0, next);
+    produce(0);
+  }
+  __syncthreads();
+  constexpr std::uint32_t kMostBlocks = (32 + kLeafChunkBytes + 9 + 63) / 64;
+  for (std::uint32_t n = 0; n < kMostBlocks; ++n) {
+    if (expands) {
+      if (n + 1 < message.blocks()) produce(n + 1);
+    } else if (n < message.blocks()) {
+      run_rounds(state, schedule[n % 2], lane);
+    }
+    __syncthreads();
+  }
+  if (!present) return;
+  if (expands) {
+    if (bad) *part.rows.non_finite = 1;  // all who write it write the same
+  } else {
+    part.digests[chunk] = state;
+  }
+}
+
+constexpr int kReduceThreads = 256;
+
+// A block reduces the chunk digests of a row. A round of pairs reads only digests that no earlier
+// round has written: pair i reads 2 i and 2 i + 1 and writes i.
+__global__ void __launch_bounds__(kReduceThreads) reduce_kernel(const Batch batch) {
+  __shared__ DigestWords shared[2 * kReduceThreads];
+  const int p = part_of(batch, blockIdx.x);
+  const Part& part = batch.part[p];
+  const std::uint64_t row = blockIdx.x - batch.first_block[p];
+  DigestWords* level = part.digests + row * part.chunks;
+  std::uint32_t count = part.chunks;
+  while (count > 1) {
     const std::uint32_t next = reduced_count(count);
-    for (std::uint32_t begin = 0; begin < next; begin += kThreads) {
+    // From where all of it fits, in shared memory; one round then, and no level in place before.
+    DigestWords* const out = next <= kReduceThreads ? shared : level;
+    for (std::uint32_t begin = 0; begin < next; begin += kReduceThreads) {
       const std::uint32_t i = begin + threadIdx.x;
       DigestWords digest{};
       if (i < next) digest = reduce_pair(level, count, i);
       __syncthreads();
-      if (i < next) level[i] = digest;
+      if (i < next) out[i] = digest;
       __syncthreads();
     }
+    level = out;
+    count = next;
   }
   // Big-endian words as bytes.
   if (threadIdx.x < 8) {
-    out[static_cast<std::uint64_t>(blockIdx.x) * 8 + threadIdx.x] =
+    part.rows.out[(part.first_row + row) * 8 + threadIdx.x] =
         __byte_perm(level[0].word[threadIdx.x], 0, 0x0123);
   }
-}
-
-// Rows in batches: bounds the scratch, and the grid.
-std::int64_t rows_at_once(const HashRows& a, std::uint32_t chunks) {
-  constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 24;
-  const auto most = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kMostChunks / chunks));
-  return std::min(most, a.layers * a.M);
 }
 
 std::uint32_t chunks_per_row(const HashRows& a) {
   return leaf_chunk_count(4 * (a.first_words + a.second_words));
 }
 
+// Rows in batches: bounds the scratch, and the grid.
+std::uint64_t rows_at_once(const HashRows& a) {
+  constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 24;
+  return std::min(std::max<std::uint64_t>(1, kMostChunks / chunks_per_row(a)),
+                  static_cast<std::uint64_t>(a.layers * a.M));
+}
+
+void launch(cudaStream_t stream, Batch& batch, std::size_t parts) {
+  const auto place = [&](const auto& blocks_of) {
+    batch.first_block[0] = 0;
+    for (std::size_t i = 0; i < kMostHashRows; ++i) {
+      batch.first_block[i + 1] =
+          batch.first_block[i] + (i < parts ? blocks_of(batch.part[i]) : std::uint64_t{0});
+    }
+    return static_cast<unsigned>(batch.first_block[kMostHashRows]);
+  };
+  const unsigned chunk_blocks = place(
+      [](const Part& part) { return (part.chunk_count + kChunksPerBlock - 1) / kChunksPerBlock; });
+  chunk_kernel<<<chunk_blocks, kChunkThreads, 0, stream>>>(batch);
+  BW_CUDA_LAUNCHED("hash_rows (chunks)");
+  const unsigned rows = place([](const Part& part) { return part.row_count; });
+  reduce_kernel<<<rows, kReduceThreads, 0, stream>>>(batch);
+  BW_CUDA_LAUNCHED("hash_rows (reduction)");
+}
+
 }  // namespace
 
 std::size_t hash_scratch_words(const HashRows& a) {
   static_assert(sizeof(DigestWords) == 32);
-  const std::uint32_t chunks = chunks_per_row(a);
-  return static_cast<std::size_t>(rows_at_once(a, chunks)) * chunks * 8;
+  return static_cast<std::size_t>(rows_at_once(a)) * chunks_per_row(a) * 8;
 }
 
-void hash_rows(cudaStream_t stream, const HashRows& a, std::uint32_t* scratch) {
-  const std::uint32_t chunks = chunks_per_row(a);
-  auto* const digests = reinterpret_cast<DigestWords*>(scratch);
-  const std::int64_t batch = rows_at_once(a, chunks);
-  for (std::int64_t row = 0; row < a.layers * a.M; row += batch) {
-    const auto rows = static_cast<std::uint64_t>(std::min(batch, a.layers * a.M - row));
-    const std::uint64_t count = rows * chunks;
-    chunk_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-        digests, a, static_cast<std::uint64_t>(row), chunks, count);
-    BW_CUDA_LAUNCHED("hash_rows (chunks)");
-    reduce_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(a.out + row * 8, digests,
-                                                                        chunks);
-    BW_CUDA_LAUNCHED("hash_rows (reduction)");
+void hash_rows(cudaStream_t stream, std::span<const HashRows> arguments,
+               std::span<std::uint32_t* const> scratch) {
+  // All first batches together, then what is left of each: only very many rows leave anything.
+  for (std::uint64_t round = 0;; ++round) {
+    Batch batch;
+    std::size_t parts = 0;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const HashRows& a = arguments[i];
+      const std::uint64_t at_once = rows_at_once(a), first = round * at_once;
+      const auto rows = static_cast<std::uint64_t>(a.layers * a.M);
+      if (first >= rows) continue;
+      Part& part = batch.part[parts++];
+      part.rows = a;
+      part.digests = reinterpret_cast<DigestWords*>(scratch[i]);
+      part.first_row = first;
+      part.chunks = chunks_per_row(a);
+      part.row_count = std::min(at_once, rows - first);
+      part.chunk_count = part.row_count * part.chunks;
+    }
+    if (parts == 0) return;
+    launch(stream, batch, parts);
   }
 }
 

@@ -1,12 +1,13 @@
 // y[M, N] = x[M, K] W[N, K]^T for tens of rows of x, bound by multiply-adds (contract.h section 3).
 //
-// A block keeps kM rows of x over one segment of K in shared memory; its warps, on their own, take
-// tiles of columns and stream the tile's weights of that segment through rings of their own. A
-// warp's lanes are the 8 chains times four parts of the tile, so that a weight is upcast by one
-// lane only (or two) and meets all its rows there. At the end of the segment the chain sums are
-// exchanged among the warp's lanes through shared memory and added, ascending; the segment's sums
-// go to memory, and a second kernel adds them, ascending, and does the epilogue. Which block takes
-// which tiles of which segment (and rows, if M > kM) is fixed by the shape: see Schedule.
+// A block keeps kM rows of x over one segment of K in shared memory, transposed; its warps, on
+// their own, take tiles of 16 columns and stream the tiles' weights of that segment. A warp's lanes
+// are the 8 chains times two halves of the rows times two halves of the columns, so that a step is
+// 8 outer products per lane and every weight is upcast by one lane only. At the end of the segment
+// the chain sums are exchanged among the lanes through shared memory and added, ascending; the
+// segment's sums go to memory, and a second kernel adds them, ascending, and does the epilogue.
+// Which block takes which tiles of which segment (and rows, if M > kM) is fixed by the shape: see
+// Schedule.
 #include <algorithm>
 
 #include "kernels/cuda/context.h"
@@ -25,35 +26,48 @@ using contract::kSegment;
 constexpr int kStep = kChains * kGroup;  // k that a warp takes at once
 constexpr int kMaxSteps = kSegment / kStep;
 constexpr int kMaxParts = 3;
-constexpr int kQuad = 4;                      // k, or columns, of one 16-byte vector of binary32
-constexpr int kXRowBytes = kSegment * 4;      // of one row of x in shared memory
-constexpr int kXStepBytes = kStep * 4;        // of them, one step
-constexpr int kXHalfBytes = kXStepBytes / 2;  // first quads of all chains, then second quads
-constexpr int kSumBytes = 32 * kChains * 16;  // exchange of chain sums, per warp
+constexpr int kQuad = 4;     // rows, or columns, of one 16-byte vector of binary32
+constexpr int kColumns = 8;  // of a lane
+constexpr int kTileN = 2 * kColumns;
+constexpr int kTileQuads = kTileN / kQuad;
 constexpr int kBarrierBytes = kMaxSteps * 8;
+constexpr int kXAhead = 3;  // steps that x is copied before it is needed
+#if __CUDA_ARCH__ >= 800
+constexpr bool kAsynchronous = true;
+#else
+constexpr bool kAsynchronous = false;
+#endif
+// Weights of one step in binary32, per warp: [chains, kGroup, kTileN], a chain padded by 32 bytes.
+constexpr int kWGroupBytes = kTileN * 4;
+constexpr int kWChainBytes = kGroup * kWGroupBytes + 32;
+constexpr int kWBytes = kChains * kWChainBytes;
+// Chain sums are exchanged there too, kRoundRows rows at a time; then a lane adds those of a quad.
+constexpr int kRoundRows = 32 / kTileQuads;
+static_assert(kRoundRows * kChains * kTileQuads * 16 <= kWBytes);
 
-// The shape of a block's work. A thread holds kM / kLaneRows rows times kColumns columns.
-template <Dtype kDtype_, int kM_, int kLaneRows_, int kColumns_, int kWarps_, int kStages_>
+// The shape of a block's work.
+template <Dtype kDtype_, int kM_, int kWarps_>
 struct Tile {
   static constexpr Dtype kDtype = kDtype_;
-  static constexpr int kM = kM_, kLaneRows = kLaneRows_, kColumns = kColumns_, kWarps = kWarps_;
-  static constexpr int kStages = kStages_;
+  static constexpr int kM = kM_, kWarps = kWarps_;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kLaneColumns = 4 / kLaneRows;
-  static constexpr int kRows = kM / kLaneRows;
-  static constexpr int kN = kLaneColumns * kColumns;
-  static constexpr int kStageBytes = kN * kStep * kElementBytes<kDtype>;
-  static constexpr int kCopies = kStageBytes / 16 / 32;  // per lane and step
-  static constexpr int kRowCopies = kStep * kElementBytes<kDtype> / 16;
-  static constexpr int kWarpBytes = kStages * kStageBytes + kSumBytes;
-  static constexpr int kXBytes = kM * kXRowBytes;
-  static constexpr std::size_t kSharedBytes = kXBytes + kWarps * kWarpBytes + kBarrierBytes;
-  // Chain sums are exchanged kRoundRows rows at a time; then a lane adds those of one quad.
-  static constexpr int kQuads = kN / kQuad;
-  static constexpr int kRoundRows = 32 / kQuads;
+  static constexpr int kRows = kM / 2;                   // of a lane
+  static constexpr int kRowSlots = kRows <= 8 ? 8 : 16;  // places for them in shared memory
+  static constexpr int kRowQuads = kRowSlots / kQuad;
   static constexpr int kRounds = kM / kRoundRows;
-  static_assert(kQuads * kRoundRows == 32 && kRounds * kRoundRows == kM);
-  static_assert(kRoundRows % kLaneRows == 0 && kColumns % kQuad == 0);
+  static_assert(kRows % kQuad == 0 && kRows <= kRowSlots && kM % kRoundRows == 0);
+  // x: [steps, chains, kGroup, 2 * kRowSlots], a chain padded by 16 bytes and quads of rows
+  // swizzled by k % kGroup, so that neither copies nor loads have conflicts.
+  static constexpr int kXGroupBytes = 2 * kRowSlots * 4;
+  static constexpr int kXChainBytes = kGroup * kXGroupBytes + 16;
+  static constexpr int kXStepBytes = kChains * kXChainBytes;
+  static constexpr int kXBytes = kMaxSteps * kXStepBytes;
+  // Per warp: the weights of one step as they lie in memory, and two steps in binary32.
+  static constexpr int kGroupBytes = kGroup * kElementBytes<kDtype>;
+  static constexpr int kStageBytes = kTileN * kChains * kGroupBytes;
+  static constexpr int kWarpBytes = kStageBytes + 2 * kWBytes;
+  static constexpr std::size_t kSharedBytes = kXBytes + kWarps * kWarpBytes + kBarrierBytes;
+  static_assert(kSharedBytes <= 227 * 1024);
 };
 
 // Units of work are (combination, tile): a combination is a segment of K and kM rows of x. The
@@ -91,6 +105,16 @@ __device__ __forceinline__ void copy16(unsigned char* target, const void* source
 #else
   *reinterpret_cast<uint4*>(target) =
       valid ? __ldcg(static_cast<const uint4*>(source)) : make_uint4(0, 0, 0, 0);
+#endif
+}
+
+// Copies 4 bytes to shared memory.
+__device__ __forceinline__ void copy4(unsigned char* target, const void* source) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(target)), "l"(source)
+               : "memory");
+#else
+  *reinterpret_cast<float*>(target) = __ldcg(static_cast<const float*>(source));
 #endif
 }
 
@@ -144,59 +168,55 @@ __device__ __forceinline__ void wait_barrier(unsigned barrier, unsigned parity) 
 #endif
 }
 
-// Four consecutive k of one column as they lie in memory.
+// The groups of one chain of a quad of columns, which one lane copies and upcasts.
 template <Dtype kDtype>
-struct WeightQuad {
-  uint2 v;
-  __device__ __forceinline__ void load(const unsigned char* p) {
-    v = *reinterpret_cast<const uint2*>(p);
+struct QuadGroups {
+  WeightGroup<kDtype> column[kQuad];
+
+  __device__ __forceinline__ void load(const unsigned char* stage) {
+    constexpr int kVectors = WeightGroup<kDtype>::kVectors;
+#pragma unroll
+    for (int n = 0; n < kQuad; ++n) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        column[n].v[v] = *reinterpret_cast<const uint4*>(stage + (n * kChains * kVectors + v) * 16);
+      }
+    }
   }
-  __device__ __forceinline__ float at(int i) const {
-    return upcast16<kDtype>(i < 2 ? v.x : v.y, i % 2);
-  }
-};
-template <>
-struct WeightQuad<Dtype::kFp32> {
-  float4 v;
-  __device__ __forceinline__ void load(const unsigned char* p) {
-    v = *reinterpret_cast<const float4*>(p);
-  }
-  __device__ __forceinline__ float at(int i) const {
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+  // Stores them in binary32, neighbouring columns swapped: see batch_kernel.
+  __device__ __forceinline__ void store(unsigned char* target) const {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      *reinterpret_cast<float4*>(target + i * kWGroupBytes) =
+          make_float4(column[1].at(i), column[0].at(i), column[3].at(i), column[2].at(i));
+    }
   }
 };
 
-// kAhead: rows of x that are in registers before they are needed. kUnroll: halves of a step in the
-// body of the innermost loop.
-template <class T, int kAhead, int kUnroll>
+template <class T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     batch_kernel(const __grid_constant__ Arguments a) {
-  static_assert(T::kRows % kAhead == 0);
   constexpr int kBytes = kElementBytes<T::kDtype>;
   extern __shared__ float4 shared_vectors[];
   unsigned char* const x_shared = reinterpret_cast<unsigned char*>(shared_vectors);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  unsigned char* const ring = x_shared + T::kXBytes + warp * T::kWarpBytes;
-  unsigned char* const sums = ring + T::kStages * T::kStageBytes;
+  unsigned char* const stage = x_shared + T::kXBytes + warp * T::kWarpBytes;
+  unsigned char* const w_shared = stage + T::kStageBytes;
   const unsigned barriers = shared_address(x_shared + T::kXBytes + T::kWarps * T::kWarpBytes);
   if (thread < kMaxSteps) init_barrier(barriers + thread * 8, T::kThreads);
 
-  // As a multiplier, this lane is a chain of rows lane_row * kRows + ... and columns
-  // lane_column * kColumns + ... of the tile.
-  const int chain = lane / 4, lane_row = lane % 4 / T::kLaneColumns;
-  const int lane_column = lane % T::kLaneColumns;
-  const unsigned char* const x_lane = x_shared + lane_row * T::kRows * kXRowBytes + chain * 16;
-  // Of a stage: [kColumns, kLaneColumns, halves if binary32, chains] pieces of 16 bytes.
-  const unsigned char* const w_lane = ring + lane_column * kStep * kBytes + chain * 16;
-  constexpr int kWHalfBytes = kBytes == 4 ? kChains * 16 : kGroup * kBytes / 2;
-  constexpr int kWColumnBytes = T::kLaneColumns * kStep * kBytes;
+  // As a multiplier, this lane is a chain of rows lane_row * kRows + ... and of every second quad
+  // of columns of the tile.
+  const int chain = lane / 4, lane_row = lane / 2 % 2, lane_column = lane % 2;
+  const unsigned char* const x_lane = x_shared + chain * T::kXChainBytes;
+  const unsigned char* const w_lane = w_shared + chain * kWChainBytes + lane_column * 16;
 
-  // As a copier, this lane copies the same 16-byte piece of several columns of the tile.
-  const int piece = lane % T::kRowCopies, copy_column = lane / T::kRowCopies;
-  const int piece_k = piece * (16 / kBytes);
-  const int piece_at = kBytes == 4 ? piece % 2 * kChains + piece / 2 : piece;
-  constexpr int kCopyColumns = 32 / T::kRowCopies;
-  unsigned char* const copy_target = ring + copy_column * kStep * kBytes + piece_at * 16;
+  // As a copier of weights, it copies one chain's group of a quad of columns, which it later
+  // upcasts: nobody else sees them before.
+  const int copy_chain = lane % kChains, copy_quad = lane / kChains;
+  unsigned char* const copy_target =
+      stage + (copy_quad * kQuad * kChains + copy_chain) * T::kGroupBytes;
+  unsigned char* const upcast_target = w_shared + copy_chain * kWChainBytes + copy_quad * 16;
 
   const Schedule& schedule = a.schedule;
   const int block = static_cast<int>(blockIdx.x);
@@ -231,22 +251,19 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     // What is copied next: step `copy_step` of tile `copy_tile`. Pieces beyond K are zero; x holds
     // -0 there, and the product, -0, leaves every sum as it is. Columns beyond N repeat the last.
     int copy_tile = tile_begin + warp, copy_step = 0;
-    unsigned char* copy_slot = copy_target;
     const std::byte* source = nullptr;  // of the first column of the tile
-    unsigned column_offset[T::kCopies];
+    unsigned column_offset[kQuad];
     const auto start_tile = [&] {
       const int part = copy_tile < a.first_tile[1] ? 0 : copy_tile < a.first_tile[2] ? 1 : 2;
       const std::byte* const W = part == 0 ? a.W[0] : part == 1 ? a.W[1] : a.W[2];
       const std::int64_t N = part == 0 ? a.N[0] : part == 1 ? a.N[1] : a.N[2];
       const int first = part == 0 ? 0 : part == 1 ? a.first_tile[1] : a.first_tile[2];
-      const std::int64_t base = static_cast<std::int64_t>(copy_tile - first) * T::kN;
-      const int last = static_cast<int>(N - base < T::kN ? N - base : T::kN) - 1;
-      source = W + (base * a.K + k_begin + piece_k) * kBytes;
+      const std::int64_t base = static_cast<std::int64_t>(copy_tile - first) * kTileN;
+      const int last = static_cast<int>(N - base < kTileN ? N - base : kTileN) - 1;
+      source = W + (base * a.K + k_begin + copy_chain * kGroup) * kBytes;
 #pragma unroll
-      for (int i = 0; i < T::kCopies; ++i) {
-        const int place =
-            i * kCopyColumns + copy_column;  // = column % kColumns * kLaneColumns + ...
-        const int n = place % T::kLaneColumns * T::kColumns + place / T::kLaneColumns;
+      for (int i = 0; i < kQuad; ++i) {
+        const int n = copy_quad * kQuad + i;
         column_offset[i] =
             static_cast<unsigned>(min(n, last)) * static_cast<unsigned>(a.K * kBytes);
       }
@@ -254,10 +271,14 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     const auto copy_next = [&] {
       if (copy_tile < tile_end) {
         if (copy_step == 0) start_tile();
-        const bool valid = copy_step * kStep + piece_k < length;
+        const bool valid = copy_step * kStep + copy_chain * kGroup < length;
 #pragma unroll
-        for (int i = 0; i < T::kCopies; ++i) {
-          copy16(copy_slot + i * kCopyColumns * kStep * kBytes, source + column_offset[i], valid);
+        for (int i = 0; i < kQuad; ++i) {
+#pragma unroll
+          for (int v = 0; v < T::kGroupBytes; v += 16) {
+            copy16(copy_target + i * kChains * T::kGroupBytes + v, source + column_offset[i] + v,
+                   valid);
+          }
         }
         source += kStep * kBytes;
         if (++copy_step == steps) {
@@ -265,144 +286,161 @@ __global__ void __launch_bounds__(T::kThreads, 1)
           copy_tile += T::kWarps;
         }
       }
-      copy_slot += T::kStageBytes;
-      if (copy_slot == copy_target + T::kStages * T::kStageBytes) copy_slot = copy_target;
       commit_copies();
     };
 
     __syncthreads();  // barriers are initialised; x of the run before is not needed any more
-    for (int s = 0; s < T::kStages; ++s) copy_next();  // weights depend on no other kernel
+    copy_next();      // weights depend on no other kernel
     if (first_run) wait_for_previous();
 
-    // x: rows beyond M repeat the last.
+    // x: rows beyond M repeat the last. Lane l copies k = l % kGroup of row l / kGroup.
+    const auto x_place = [&](int row, int k) {
+      const int slot = row / T::kRows * T::kRowSlots + row % T::kRows, i = k % kGroup;
+      constexpr int kMask = 2 * T::kRowQuads - 1;
+      return x_shared + k / kGroup * T::kXChainBytes + i * T::kXGroupBytes +
+             ((slot / kQuad) ^ (i & kMask)) * 16 + slot % kQuad * 4;
+    };
     if (length % kStep != 0) {
-      for (int i = thread; i < T::kM * (kStep / kQuad); i += T::kThreads) {
-        const int row = i / (kStep / kQuad), quad = i % (kStep / kQuad);
-        if ((steps - 1) * kStep + quad * kQuad >= length) {
-          *reinterpret_cast<float4*>(x_shared + row * kXRowBytes + (steps - 1) * kXStepBytes +
-                                     quad % 2 * kXHalfBytes + quad / 2 * 16) =
-              make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-        }
+      for (int i = thread; i < T::kM * kStep; i += T::kThreads) {
+        const int row = i / kStep, k = (steps - 1) * kStep + i % kStep;
+        if (k >= length) *reinterpret_cast<float*>(x_place(row, k)) = -0.0f;
       }
     }
-    for (int s = 0; s < steps; ++s) {
-      for (int i = thread; i < T::kM * (kStep / kQuad); i += T::kThreads) {
-        const int row = i / (kStep / kQuad), quad = i % (kStep / kQuad);
-        const int k = s * kStep + quad * kQuad;
-        const int m = min(row_begin + row, a.M - 1);
-        if (k < length) {
-          copy16(x_shared + row * kXRowBytes + s * kXStepBytes + quad % 2 * kXHalfBytes +
-                     quad / 2 * 16,
-                 a.x + m * a.K + k_begin + k, true);
+    // A warp copies one chain's group of four rows at a time.
+    const int rows = a.M - row_begin;
+    const auto copy_x = [&](int s) {
+      constexpr int kMask = 2 * T::kRowQuads - 1;
+      const int swizzle = lane % kGroup & kMask;
+      if (T::kWarps == kChains && s * kStep + warp * kGroup < length) {
+        const float* source = a.x + (row_begin + min(lane / kGroup, rows - 1)) * a.K + k_begin +
+                              s * kStep + warp * kGroup + lane % kGroup;
+        unsigned char* const target = x_shared + s * T::kXStepBytes + warp * T::kXChainBytes +
+                                      lane % kGroup * T::kXGroupBytes + lane / kGroup * 4;
+#pragma unroll
+        for (int row = 0; row < T::kM; row += kQuad) {
+          const int quad = (row / T::kRows * T::kRowSlots + row % T::kRows) / kQuad;
+          copy4(target + (quad ^ swizzle) * 16, source);
+          if (row + kQuad + lane / kGroup < rows) source += kQuad * a.K;
+        }
+      }
+      if (T::kWarps != kChains) {
+#pragma unroll 1
+        for (int u = warp; u < kChains * T::kM / kQuad; u += T::kWarps) {
+          const int row = u / kChains * kQuad + lane / kGroup;
+          const int k = s * kStep + u % kChains * kGroup + lane % kGroup;
+          if (k < length) {
+            copy4(x_place(row, k), a.x + (row_begin + min(row, rows - 1)) * a.K + k_begin + k);
+          }
         }
       }
       arrive_after_copies(barriers + s * 8);
-    }
-#if __CUDA_ARCH__ >= 800
-    if (length % kStep != 0) __syncthreads();
-#else
-    __syncthreads();
-#endif
+    };
+    // A warp with a tile copies the rest step by step, shortly before it is needed.
+    const bool has_tile = tile_begin + warp < tile_end;
+    const int ahead = kAsynchronous && has_tile ? min(kXAhead, steps) : steps;
+    for (int s = 0; s < ahead; ++s) copy_x(s);
+    if (!kAsynchronous || length % kStep != 0) __syncthreads();
 
-    int slot = 0;
     bool first_tile = true;
-    float sum[T::kRows][T::kColumns];
-    float4 x_ahead[kAhead];
-    WeightQuad<T::kDtype> w_ahead[T::kColumns];
-    if (tile_begin + warp < tile_end) {
-      wait_for_copies<T::kStages - 1>();
-      __syncwarp();
-      wait_barrier(barriers, phases & 1);
+    float sum[T::kRows][kColumns];
+    float x[2][T::kRows], w[2][kColumns];
+    const auto load_x = [&](int i, const unsigned char* x_step, float(&xs)[T::kRows]) {
+      const int row_slot = i / T::kRowQuads % 2 == 0 ? lane_row : 1 - lane_row;
 #pragma unroll
-      for (int n = 0; n < T::kColumns; ++n) w_ahead[n].load(w_lane + n * kWColumnBytes);
-#pragma unroll
-      for (int m = 0; m < kAhead; ++m) {
-        x_ahead[m] = *reinterpret_cast<const float4*>(x_lane + m * kXRowBytes);
+      for (int q = 0; q < T::kRows / kQuad; ++q) {
+        const float4 v = *reinterpret_cast<const float4*>(x_step + i * T::kXGroupBytes +
+                                                          row_slot * (T::kRowSlots * 4) +
+                                                          (q ^ (i % T::kRowQuads)) * 16);
+        xs[q * 4] = v.x, xs[q * 4 + 1] = v.y, xs[q * 4 + 2] = v.z, xs[q * 4 + 3] = v.w;
       }
+    };
+    const auto load_w = [&](int i, const unsigned char* w_step, float(&ws)[kColumns]) {
+#pragma unroll
+      for (int q = 0; q < kColumns / kQuad; ++q) {
+        const float4 v = *reinterpret_cast<const float4*>(w_step + i * kWGroupBytes + q * 2 * 16);
+        ws[q * 4 + 1] = v.x, ws[q * 4] = v.y, ws[q * 4 + 3] = v.z, ws[q * 4 + 2] = v.w;
+      }
+    };
+    int buffer = 0;  // byte offset of this step's weights
+    if (has_tile) {
+      wait_for_copies<0>();
+      QuadGroups<T::kDtype> raw;
+      raw.load(copy_target);
+      raw.store(upcast_target);
+      wait_barrier(barriers, phases & 1);
+      load_x(0, x_lane, x[0]);
     }
     for (int tile = tile_begin + warp; tile < tile_end; tile += T::kWarps) {
 #pragma unroll
       for (int m = 0; m < T::kRows; ++m) {
 #pragma unroll
-        for (int n = 0; n < T::kColumns; ++n) sum[m][n] = 0.0f;
+        for (int n = 0; n < kColumns; ++n) sum[m][n] = 0.0f;
       }
       const unsigned char* x_now = x_lane;
       for (int s = 0; s < steps; ++s) {
-#pragma unroll kUnroll
-        for (int half = 0; half < 2; ++half) {
-          float w[T::kColumns][kQuad];
-#pragma unroll
-          for (int n = 0; n < T::kColumns; ++n) {
-#pragma unroll
-            for (int i = 0; i < kQuad; ++i) w[n][i] = w_ahead[n].at(i);
-          }
-          const unsigned char* x_next = x_now + kXHalfBytes;
-          int w_offset = slot + kWHalfBytes;
-          if (half == 1) {
-            // The next step is there for all lanes, and all have read this one.
-            wait_for_copies<T::kStages - 2>();
-            __syncwarp();
-            if (first_tile && s + 1 < steps)
-              wait_barrier(barriers + (s + 1) * 8, phases >> (s + 1) & 1);
-            copy_next();
-            slot = slot + T::kStageBytes == T::kStages * T::kStageBytes ? 0 : slot + T::kStageBytes;
-            w_offset = slot;
-            if (s + 1 == steps) x_next = x_lane;
-          }
-#pragma unroll
-          for (int n = 0; n < T::kColumns; ++n) {
-            w_ahead[n].load(w_lane + w_offset + n * kWColumnBytes);
-          }
-#pragma unroll
-          for (int begin = 0; begin < T::kRows; begin += kAhead) {
-            float x[kAhead][kQuad];
-#pragma unroll
-            for (int j = 0; j < kAhead; ++j) {
-              const float4 v = x_ahead[j];
-              x[j][0] = v.x, x[j][1] = v.y, x[j][2] = v.z, x[j][3] = v.w;
-              const int m = begin + kAhead + j;
-              x_ahead[j] = *reinterpret_cast<const float4*>(
-                  m < T::kRows ? x_now + m * kXRowBytes : x_next + (m - T::kRows) * kXRowBytes);
-            }
-            // To and fro, so that consecutive multiply-adds share a factor: three operands from
-            // the two banks of registers take two cycles, two from different banks one.
-#pragma unroll
-            for (int i = 0; i < kQuad; ++i) {
-#pragma unroll
-              for (int p = 0; p < kAhead; ++p) {
-                const int j = i % 2 == 0 ? p : kAhead - 1 - p;
-#pragma unroll
-                for (int q = 0; q < T::kColumns; ++q) {
-                  const int n = (i * kAhead + p) % 2 == 0 ? q : T::kColumns - 1 - q;
-                  sum[begin + j][n] = fma32(w[n][i], x[j][i], sum[begin + j][n]);
-                }
-              }
-            }
-          }
-          x_now = x_next;
+        // All that branches or synchronizes is here, between straight lines of multiply-adds.
+        copy_next();
+        if (first_tile) {
+          if (kAsynchronous && s + kXAhead < steps) copy_x(s + kXAhead);
+          if (s + 1 < steps) wait_barrier(barriers + (s + 1) * 8, phases >> (s + 1) & 1);
         }
+        __syncwarp();  // this step's weights are there for all lanes; all are done with those
+                       // before
+        const unsigned char* const w_now = w_lane + buffer;
+        const unsigned char* const x_next = s + 1 < steps ? x_now + T::kXStepBytes : x_lane;
+        buffer = kWBytes - buffer;
+        load_w(0, w_now, w[0]);
+        // The next step's weights are upcast as late as it can be.
+        constexpr int kStoreAt = kGroup - 2, kLoadAt = kStoreAt - (kBytes == 2 ? 1 : 0);
+        QuadGroups<T::kDtype> raw;
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) {
+          if (i + 1 < kGroup) {
+            load_x(i + 1, x_now, x[(i + 1) % 2]);
+            load_w(i + 1, w_now, w[(i + 1) % 2]);
+          } else {
+            load_x(0, x_next, x[0]);
+          }
+          if (i == kLoadAt) {
+            wait_for_copies<0>();
+            raw.load(copy_target);
+          }
+          if (i == kStoreAt) raw.store(upcast_target + buffer);
+            // Registers are in two banks, even and odd, each of which gives one operand a cycle,
+            // and an operand that the multiply-add before had too is not read again. Hence to and
+            // fro over the columns: either x or w stays. Neighbouring columns of w are swapped in
+            // shared memory: w[n] and sum[m][n], both in aligned quads, are then in different
+            // banks.
+#pragma unroll
+          for (int m = 0; m < T::kRows; ++m) {
+#pragma unroll
+            for (int p = 0; p < kColumns; ++p) {
+              const int n = (m + i * T::kRows) % 2 == 0 ? kColumns - 1 - p : p;
+              sum[m][n] = fma32(x[i % 2][m], w[i % 2][n], sum[m][n]);
+            }
+          }
+        }
+        x_now = x_next;
       }
       first_tile = false;
 
-      // Exchange: [kRoundRows, chains, kQuads] vectors, swizzled so that neither side has
-      // conflicts.
-      const int sum_row = lane / T::kQuads, sum_quad = lane % T::kQuads;
+      // Exchange, in the place of the step just done: [kRoundRows, chains, kTileQuads] vectors,
+      // swizzled against conflicts.
+      const int sum_row = lane / kTileQuads, sum_quad = lane % kTileQuads;
       const auto at = [&](int row, int c, int quad) {
-        const int swizzled_chain = T::kQuads < 8 ? c ^ (row & 1) : c;
-        const int swizzled_quad = T::kQuads < 8 ? quad : quad ^ (c & 1);
-        return reinterpret_cast<float4*>(sums) + (row * kChains + swizzled_chain) * T::kQuads +
-               swizzled_quad;
+        return reinterpret_cast<float4*>(w_shared + kWBytes - buffer) +
+               (row * kChains + (c ^ (row & 1))) * kTileQuads + quad;
       };
-      constexpr int kThreadRows = T::kRoundRows / T::kLaneRows;  // of a round
+      constexpr int kThreadRows = kRoundRows / 2;  // of a round
 #pragma unroll
       for (int round = 0; round < T::kRounds; ++round) {
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < kThreadRows; ++j) {
 #pragma unroll
-          for (int q = 0; q < T::kColumns / kQuad; ++q) {
+          for (int q = 0; q < kColumns / kQuad; ++q) {
             const float* const s = sum[round * kThreadRows + j] + q * kQuad;
-            *at(lane_row * kThreadRows + j, chain, lane_column * (T::kColumns / kQuad) + q) =
+            *at(lane_row * kThreadRows + j, chain, q * 2 + lane_column) =
                 make_float4(s[0], s[1], s[2], s[3]);
           }
         }
@@ -421,7 +459,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         if (m < a.M) {
           *reinterpret_cast<float4*>(
               a.partial + (static_cast<std::int64_t>(segment) * a.M + m) * a.width +
-              static_cast<std::int64_t>(tile) * T::kN + sum_quad * kQuad) = t;
+              static_cast<std::int64_t>(tile) * kTileN + sum_quad * kQuad) = t;
         }
       }
     }
@@ -553,7 +591,7 @@ Schedule make_schedule(int combinations, int row_tiles, int tiles, int blocks) {
   }
 }
 
-template <class T, int kAhead, int kUnroll>
+template <class T>
 void launch(Context& context, const Product& product) {
   Arguments a{};
   FinishArguments f{};
@@ -563,20 +601,20 @@ void launch(Context& context, const Product& product) {
   bool vectors = reinterpret_cast<std::uintptr_t>(product.residual) % 16 == 0;
   for (int p = 0; p < kMaxParts; ++p) {
     a.first_tile[p] = tiles;
-    f.first_quad[p] = tiles * (T::kN / kQuad);
+    f.first_quad[p] = tiles * (kTileN / kQuad);
     if (p >= product.part_count) continue;
     const ProductPart& part = product.parts[p];
     a.W[p] = part.W;
     a.N[p] = f.N[p] = part.N;
     f.y[p] = part.y;
-    tiles += static_cast<int>((part.N + T::kN - 1) / T::kN);
+    tiles += static_cast<int>((part.N + kTileN - 1) / kTileN);
     if (product.epilogue == Epilogue::kSwiglu && p == 1) continue;
     vectors = vectors && part.N % kQuad == 0 && reinterpret_cast<std::uintptr_t>(part.y) % 16 == 0;
   }
   a.x = product.x;
   a.K = product.K;
   a.M = f.M = static_cast<int>(product.M);
-  a.width = f.width = std::int64_t{tiles} * T::kN;
+  a.width = f.width = std::int64_t{tiles} * kTileN;
   a.schedule = make_schedule(segments * row_tiles, row_tiles, tiles, context.multiprocessors);
   Scratch<float> partial(context, static_cast<std::size_t>(segments * product.M * a.width));
   a.partial = partial.get();
@@ -584,9 +622,9 @@ void launch(Context& context, const Product& product) {
   f.segments = segments;
   f.residual = product.residual;
   f.vectors = vectors;
-  f.quads = (product.epilogue == Epilogue::kSwiglu ? f.first_quad[1] : tiles * (T::kN / kQuad));
+  f.quads = (product.epilogue == Epilogue::kSwiglu ? f.first_quad[1] : tiles * (kTileN / kQuad));
 
-  const auto kernel = batch_kernel<T, kAhead, kUnroll>;
+  const auto kernel = batch_kernel<T>;
   context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel), T::kThreads,
                                     T::kSharedBytes);
   launch_overlapping(context, kernel, dim3(static_cast<unsigned>(a.schedule.blocks)),
@@ -610,33 +648,53 @@ void launch(Context& context, const Product& product) {
   BW_CUDA_LAUNCHED("matmul_batch, segments");
 }
 
+// Which tile computes M rows soonest. What one costs grows less than its rows: measured on an H200.
+int tile_rows(std::int64_t M) {
+  constexpr int kRows[] = {32, 24, 16}, kCosts[] = {32, 25, 20};
+  int best = 0;
+  std::int64_t least = 0;
+  for (int i = 0; i < 3; ++i) {
+    const std::int64_t cost = (M + kRows[i] - 1) / kRows[i] * kCosts[i];
+    if (best == 0 || cost < least) {
+      best = kRows[i];
+      least = cost;
+    }
+  }
+  return best;
+}
+
+// Weights in binary32 leave too little shared memory for the larger tiles.
 template <Dtype kDtype>
-using Tile32 = Tile<kDtype, 32, 1, 4, 8, kDtype == Dtype::kFp32 ? 2 : 4>;
-template <Dtype kDtype>
-using Tile24 = Tile<kDtype, 24, 1, 4, 8, kDtype == Dtype::kFp32 ? 2 : 4>;
-template <Dtype kDtype>
-using Tile16 = Tile<kDtype, 16, 1, 8, 8, kDtype == Dtype::kFp32 ? 2 : 4>;
+using SmallTile = Tile<kDtype, 16, 12>;
 
 template <Dtype kDtype>
 void launch_batch(Context& context, const Product& product) {
-  if (product.M <= 16) return launch<Tile16<kDtype>, 2, 1>(context, product);
-  if (product.M <= 24 || (product.M > 32 && product.M <= 48)) {
-    return launch<Tile24<kDtype>, 4, 1>(context, product);
+  if constexpr (kDtype != Dtype::kFp32) {
+    const int rows = tile_rows(product.M);
+    if (rows == 32) return launch<Tile<kDtype, 32, 8>>(context, product);
+    if (rows == 24) return launch<Tile<kDtype, 24, 8>>(context, product);
   }
-  launch<Tile32<kDtype>, 4, 1>(context, product);
+  launch<SmallTile<kDtype>>(context, product);
 }
 
 bool fits_batch(const Context& context, const Product& product) {
-  constexpr std::int64_t kMostTiles = 1 << 24;
-  if (context.capability < 80 || Tile32<Dtype::kBf16>::kSharedBytes > context.shared_limit) {
-    return false;
-  }
+  constexpr std::int64_t kLeastRows = 9, kMostRows = 128, kMostCombinations = 1 << 9,
+                         kMostUnits = 1 << 20;
+  constexpr std::size_t kSharedBytes =
+      std::max(SmallTile<Dtype::kFp32>::kSharedBytes, Tile<Dtype::kBf16, 32, 8>::kSharedBytes);
+  if (context.capability < 80 || kSharedBytes > context.shared_limit) return false;
+  if (product.M < kLeastRows || product.M > kMostRows) return false;
   std::int64_t tiles = 0;
   for (int p = 0; p < product.part_count; ++p) {
-    if (!rows_are_vectors(product.x, product.parts[p].W, product.K)) return false;
-    tiles += product.parts[p].N / 16 + 1;
+    const ProductPart& part = product.parts[p];
+    if (!rows_are_vectors(product.x, part.W, product.K) || part.N > kMostUnits * kTileN) {
+      return false;
+    }
+    tiles += (part.N + kTileN - 1) / kTileN;
   }
-  return product.M >= 9 && product.M <= 128 && tiles <= kMostTiles;
+  const std::int64_t combinations =
+      ((product.K + kSegment - 1) / kSegment) * ((product.M + 15) / 16);
+  return combinations <= kMostCombinations && tiles * combinations <= kMostUnits;
 }
 
 void launch_any(Context& context, const Product& product) {

@@ -26,7 +26,7 @@ bool reads_vectors(const Product& product) {
     if (!rows_are_vectors(product.x, part.W, product.K)) return false;
     rows += part.N;
   }
-  return rows < std::numeric_limits<std::int32_t>::max() / 16;
+  return rows > 0 && rows < std::numeric_limits<std::int32_t>::max() / 16;
 }
 
 // All but the tasks.
@@ -49,14 +49,16 @@ Arguments arguments_of(const Product& product) {
   return a;
 }
 
-// ---- row_kernel
-
-// Half of what a multiprocessor has, so that the next kernel's blocks find room beside this one's.
-std::size_t half_of_shared(const Context& context) {
-  return context.shared_limit / 2;
+// So much that no other such block fits beside it. Blocks start while others still run, and the
+// scheduler would put two of them on one multiprocessor and none on the next; and a block that
+// starts when the one in front has just ended reads weights in exactly the gap between kernels.
+std::size_t alone(const Context& context, std::size_t shared_bytes) {
+  return std::max(shared_bytes, context.shared_limit / 2 + 1024);
 }
 
-template <Dtype kDtype, int kM, int kDepth>
+// ---- row_kernel
+
+template <Dtype kDtype, int kDepth>
 void launch_rows_as(Context& context, const Product& product, int threads) {
   Arguments a = arguments_of(product);
   const bool pair = a.epilogue == Epilogue::kSwiglu;
@@ -67,71 +69,67 @@ void launch_rows_as(Context& context, const Product& product, int threads) {
     if (!pair || p == 0) tasks += tasks_of(product.parts[p], task_rows);
   }
   a.tasks = static_cast<int>(tasks);
-  const std::size_t shared_bytes = row_kernel_shared_bytes(kM, a.segments, threads, kDepth);
-  const auto kernel = row_kernel<kDtype, kM, kDepth>;
+  const std::size_t shared_bytes =
+      alone(context, row_kernel_shared_bytes(a.segments, threads, kDepth));
+  const auto kernel = row_kernel<kDtype, kDepth>;
   context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel), threads, shared_bytes);
   const std::int64_t blocks = std::min<std::int64_t>(tasks, context.multiprocessors);
   launch_overlapping(context, kernel, dim3(static_cast<unsigned>(blocks)),
-                     dim3(static_cast<unsigned>(threads)), shared_bytes, a, 0);
+                     dim3(static_cast<unsigned>(threads)), shared_bytes, a);
 }
 
-constexpr int kRowThreads = 256;
-constexpr int kDeep = 6, kShallow = 3;
+constexpr int kRowDepth = 4;  // leaves room for blocks of other kernels beside it
 
-template <int kM, int kDepth>
-std::size_t row_shared(const Product& product) {
-  const auto segments = static_cast<int>((product.K + kSegment - 1) / kSegment);
-  return row_kernel_shared_bytes(kM, segments, kRowThreads, kDepth);
-}
-
-template <Dtype kDtype, int kM>
-void launch_rows_of(Context& context, const Product& product) {
-  if (row_shared<kM, kDeep>(product) <= half_of_shared(context)) {
-    return launch_rows_as<kDtype, kM, kDeep>(context, product, kRowThreads);
-  }
-  launch_rows_as<kDtype, kM, kShallow>(context, product, kRowThreads);
-}
-
-template <int kM>
-void launch_rows(Context& context, const Product& product) {
-  switch (product.dtype) {
-    case Dtype::kBf16:
-      return launch_rows_of<Dtype::kBf16, kM>(context, product);
-    case Dtype::kFp16:
-      return launch_rows_of<Dtype::kFp16, kM>(context, product);
-    case Dtype::kFp32:
-      return launch_rows_of<Dtype::kFp32, kM>(context, product);
-  }
-}
-
-template <int kM>
-bool fits_rows(const Context& context, const Product& product) {
-  return product.M <= kM && reads_vectors(product) &&
-         row_shared<kM, kShallow>(product) <= context.shared_limit;
-}
-
-// ---- segment_kernel
-
-constexpr int kSegmentDepth = 4;
-
-int segment_threads(const Context& context, int rows) {
-  int threads = kSegmentMaxThreads;
-  while (threads > 32 &&
-         segment_kernel_shared_bytes(rows, threads, kSegmentDepth) > context.shared_limit) {
-    threads /= 2;
+// As many threads as their queues find room for beside x; 0: none.
+int row_threads(const Context& context, std::int64_t K) {
+  const auto segments = static_cast<int>((K + kSegment - 1) / kSegment);
+  int threads = kRowMaxThreads;
+  while (threads >= 128 &&
+         row_kernel_shared_bytes(segments, threads, kRowDepth) > context.shared_limit) {
+    threads -= 128;
   }
   return threads;
 }
 
-template <Dtype kDtype, int kM, int kDepth>
-void launch_segments_as(Context& context, const Product& product, int threads) {
+void launch_rows(Context& context, const Product& product) {
+  const int threads = row_threads(context, product.K);
+  switch (product.dtype) {
+    case Dtype::kBf16:
+      return launch_rows_as<Dtype::kBf16, kRowDepth>(context, product, threads);
+    case Dtype::kFp16:
+      return launch_rows_as<Dtype::kFp16, kRowDepth>(context, product, threads);
+    case Dtype::kFp32:
+      return launch_rows_as<Dtype::kFp32, kRowDepth>(context, product, threads);
+  }
+}
+
+bool fits_rows(const Context& context, const Product& product) {
+  return product.M == 1 && reads_vectors(product) && row_threads(context, product.K) != 0;
+}
+
+// ---- segment_kernel
+
+constexpr int kSegmentSteps = 2, kSegmentDepth = 3;
+
+// As many warps as memory and registers allow, but equally many on each of the four schedulers.
+int segment_warps(const Context& context, int rows, int steps, int depth) {
+  int warps = segment_max_threads(rows) / 32;
+  while (warps > 1 &&
+         segment_kernel_shared_bytes(rows, 32 * warps, depth, steps) > context.shared_limit) {
+    warps -= warps > 4 ? 4 : 1;
+  }
+  return warps;
+}
+
+template <Dtype kDtype, int kM, int kBatchSteps, int kDepth>
+void launch_segments_as(Context& context, const Product& product, int warps = 0) {
   Arguments a = arguments_of(product);
   constexpr int kTaskRows = kSegmentTaskRows<kDtype>;
-  std::int64_t tasks = 0, most = 0;
+  std::int64_t tasks = 0, most_rows = 0;
   for (int p = 0; p < product.part_count; ++p) {
     a.parts[p].first_task = static_cast<int>(tasks);
     tasks += tasks_of(product.parts[p], kTaskRows);
-    most = std::max(most, product.parts[p].N);
+    most_rows = std::max(most_rows, product.parts[p].N);
   }
   a.tasks = static_cast<int>(tasks);
   a.partial_rows = tasks * kTaskRows;
@@ -139,17 +137,19 @@ void launch_segments_as(Context& context, const Product& product, int threads) {
                                             static_cast<std::size_t>(a.partial_rows) * kM);
   a.partial = partial.get();
 
-  const std::size_t shared_bytes = segment_kernel_shared_bytes(kM, threads, kDepth);
-  const auto kernel = segment_kernel<kDtype, kM, kDepth>;
-  context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel), threads, shared_bytes);
   const std::int64_t blocks =
-      std::clamp<std::int64_t>(context.multiprocessors / a.segments, 1, tasks) * a.segments;
-  launch_overlapping(context, kernel, dim3(static_cast<unsigned>(blocks)),
-                     dim3(static_cast<unsigned>(threads)), shared_bytes, a, 0);
+      std::clamp<std::int64_t>(context.multiprocessors / a.segments, 1, tasks);
+  if (warps == 0) warps = segment_warps(context, kM, kBatchSteps, kDepth);
+  const std::size_t shared_bytes =
+      alone(context, segment_kernel_shared_bytes(kM, 32 * warps, kDepth, kBatchSteps));
+  const auto kernel = segment_kernel<kDtype, kM, kBatchSteps, kDepth>;
+  context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel), 32 * warps,
+                                    shared_bytes);
+  launch_overlapping(context, kernel, dim3(static_cast<unsigned>(blocks * a.segments)),
+                     dim3(static_cast<unsigned>(32 * warps)), shared_bytes, a);
 
-  const std::int64_t threads_needed = most * (kM / 4);
   const auto columns =
-      static_cast<unsigned>((threads_needed + kCombineThreads - 1) / kCombineThreads);
+      static_cast<unsigned>((most_rows * (kM / 4) + kCombineThreads - 1) / kCombineThreads);
   const unsigned parts = a.epilogue == Epilogue::kSwiglu ? 1u : static_cast<unsigned>(a.part_count);
   launch_overlapping(context, combine_kernel<kM, kTaskRows>, dim3(columns, parts),
                      dim3(kCombineThreads), 0, a);
@@ -157,21 +157,20 @@ void launch_segments_as(Context& context, const Product& product, int threads) {
 
 template <int kM>
 void launch_segments(Context& context, const Product& product) {
-  const int threads = segment_threads(context, kM);
   switch (product.dtype) {
     case Dtype::kBf16:
-      return launch_segments_as<Dtype::kBf16, kM, kSegmentDepth>(context, product, threads);
+      return launch_segments_as<Dtype::kBf16, kM, kSegmentSteps, kSegmentDepth>(context, product);
     case Dtype::kFp16:
-      return launch_segments_as<Dtype::kFp16, kM, kSegmentDepth>(context, product, threads);
+      return launch_segments_as<Dtype::kFp16, kM, kSegmentSteps, kSegmentDepth>(context, product);
     case Dtype::kFp32:
-      return launch_segments_as<Dtype::kFp32, kM, kSegmentDepth>(context, product, threads);
+      return launch_segments_as<Dtype::kFp32, kM, kSegmentSteps, kSegmentDepth>(context, product);
   }
 }
 
 template <int kM>
 bool fits_segments(const Context& context, const Product& product) {
   return product.M <= kM && reads_vectors(product) &&
-         segment_kernel_shared_bytes(kM, 32, kSegmentDepth) <= context.shared_limit;
+         segment_kernel_shared_bytes(kM, 32, kSegmentDepth, kSegmentSteps) <= context.shared_limit;
 }
 
 }  // namespace
@@ -180,10 +179,10 @@ bool fits_segments(const Context& context, const Product& product) {
 std::span<const ProductVariant> decode_variants() {
   using namespace decode;
   static constexpr ProductVariant kVariants[] = {
-      {"decode_rows_1", fits_rows<1>, true, launch_rows<1>},
-      {"decode_rows_2", fits_rows<2>, true, launch_rows<2>},
+      {"decode_rows", fits_rows, true, launch_rows},
       {"decode_segments_4", fits_segments<4>, false, launch_segments<4>},
       {"decode_segments_8", fits_segments<8>, false, launch_segments<8>},
+      {"decode_segments_12", fits_segments<12>, false, launch_segments<12>},
       {"decode_segments_16", fits_segments<16>, false, launch_segments<16>},
   };
   return kVariants;

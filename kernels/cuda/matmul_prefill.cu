@@ -21,30 +21,74 @@ using contract::kChains;
 using contract::kGroup;
 using contract::kSegment;
 
+// ---- Copies to shared memory, asynchronous from sm_80 on ----
+
+// Copies 16 bytes to shared memory, or 16 zero bytes if not `valid` (`source` is not read then).
+__device__ __forceinline__ void copy16(unsigned char* target, const void* source, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(target));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
+               "r"(bytes)
+               : "memory");
+#else
+  *reinterpret_cast<uint4*>(target) =
+      valid ? __ldg(static_cast<const uint4*>(source)) : make_uint4(0, 0, 0, 0);
+#endif
+}
+
+// Copies four bytes to shared memory, or four zero bytes if not `valid`.
+__device__ __forceinline__ void copy4(float* target, const float* source, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(target));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(source),
+               "r"(valid ? 4 : 0)
+               : "memory");
+#else
+  *target = valid ? __ldg(source) : 0.0f;
+#endif
+}
+
+__device__ __forceinline__ void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
 // ---- Chains in turn ----
 //
-// A block computes tiles of kTileM x kTileN outputs, by warps of 64 x 64 and threads of 16 x 8. It
-// walks the k of a tile in stages of kStageK: two groups of one chain, 64 apart. While a stage is
-// used, the next one travels through registers, where weights are upcast, to shared memory, where
-// it lies k by k, so that a thread reads four rows of x or W with one instruction. A group beyond K
-// holds x = +0 and w = -0, whose product leaves every sum as it is.
+// A block computes tiles of outputs, by warps of 64 x 64 and threads of 16 x 8, from a ring of
+// stages in shared memory. A stage holds one or two groups of one chain (those are 64 k apart), k
+// by k, so that a thread reads four rows of x or W with one instruction. Rows of x are copied
+// asynchronously and transposed on the way, weights pass through registers, where they are upcast
+// once per block; both two stages ahead. A group beyond K holds x = +0 and w = -0, whose product
+// leaves every sum as it is.
 //
 // At the end of a chain a thread adds its 128 sums to those of the segment, at the end of a segment
-// these to the totals in device memory (in the L2 cache, in truth).
+// these to the totals in device memory (in the L2 cache, in truth). K may be cut into runs of
+// segments so that all multiprocessors have work; finish_kernel then adds the segments' sums.
 
-constexpr int kStageGroups = 2;
-constexpr int kStageK = kStageGroups * kGroup;
 constexpr int kThreadM = 16, kThreadN = 8, kWarpM = 64, kWarpN = 64;
 constexpr int kSlots = kThreadM * kThreadN / 4;  // float4 per thread
+constexpr int kRing = 4;                         // stages
+constexpr int kUnroll = 4;                       // k; a longer loop waits for its instructions
 
-template <int kWarpsM, int kWarpsN>
+template <int kWarpsM, int kWarpsN, int kGroups>
 struct ChainTile {
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kM = kWarpM * kWarpsM, kN = kWarpN * kWarpsN;
+  static constexpr int kStageK = kGroups * kGroup;
   static constexpr int kPitchM = kM + 4, kPitchN = kN + 4;  // floats; the 4 keep banks apart
   static constexpr int kStageFloats = kStageK * (kPitchM + kPitchN);
   static constexpr std::size_t kSharedBytes =
-      kSlots * kThreads * sizeof(float4) + 2 * kStageFloats * sizeof(float);
+      kSlots * kThreads * sizeof(float4) + kRing * kStageFloats * sizeof(float) + 16;
 };
 
 struct ChainProduct {
@@ -101,21 +145,21 @@ struct ThreadPlace {
   __device__ __forceinline__ explicit ThreadPlace(int thread) {
     const int warp = thread / 32, lane = thread % 32;
     warp_n = warp / kWarpsM;
-#ifdef BW_LAB_LANES
-    m = warp % kWarpsM * kWarpM + ((lane & 1) | (lane >> 4 << 1)) * 4;
-    n = warp_n * kWarpN + (lane >> 1 & 7) * 4;
-#else
     m = warp % kWarpsM * kWarpM + lane / 8 * 4;
     n = warp_n * kWarpN + lane % 8 * 4;
-#endif
   }
-  __device__ __forceinline__ int row(int i) const {
-    return m + i / 4 * 16 + i % 4;
-  }
+  __device__ __forceinline__ int row(int i) const { return m + i / 4 * 16 + i % 4; }
 };
 
 __device__ __forceinline__ float4 add4(const float4& a, const float4& b) {
   return {add32(a.x, b.x), add32(a.y, b.y), add32(a.z, b.z), add32(a.w, b.w)};
+}
+
+// Slots hold the sums of neighbouring columns swapped. They move to and from registers four at a
+// time, and so an odd column's sum lies in an even register, its weight in an odd one: an FFMA
+// reads each from another bank.
+__device__ __forceinline__ float4 unswapped(const float4& v) {
+  return {v.y, v.x, v.w, v.z};
 }
 
 // Four outputs of a row, columns n to n + 3, of which those below N exist.
@@ -153,11 +197,42 @@ __device__ __forceinline__ void store_row(const ChainProduct& p, const TilePlace
   store_four(p, p.y[tile.part], p.N[tile.part], m, tile.n + place.n + 32, b);
 }
 
-template <Dtype kDtype, int kWarpsM, int kWarpsN, int kBlocks, int kMode>
-__global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, kBlocks)
+// A barrier of the warps of a block whose arrival and waiting are apart (sm_80).
+__device__ __forceinline__ void barrier_make(std::uint32_t barrier, int count) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier)
+               : "memory");
+#endif
+}
+// Waits for the end of a phase of the given parity. That before the first has parity 1.
+__device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again%=:\n mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n @!done bra again%=;\n}" ::
+          "r"(barrier),
+      "r"(parity)
+      : "memory");
+#elif __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again%=:\n mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n @!done bra again%=;\n}" ::
+          "r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+template <Dtype kDtype, int kWarpsM, int kWarpsN, int kGroups>
+__global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN))
     chain_kernel(const __grid_constant__ ChainProduct p) {
-  using Tile = ChainTile<kWarpsM, kWarpsN>;
-  constexpr int kThreads = Tile::kThreads;
+  using Tile = ChainTile<kWarpsM, kWarpsN, kGroups>;
+  constexpr int kThreads = Tile::kThreads, kStageK = Tile::kStageK;
   constexpr int kElement = kElementBytes<kDtype>;
   extern __shared__ float4 shared_vectors[];
   float4* const own = shared_vectors + threadIdx.x;  // slot s: own[s * kThreads]
@@ -165,14 +240,20 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, kBlocks)
   const int thread = static_cast<int>(threadIdx.x);
   const ThreadPlace<kWarpsM> place(thread);
 
-  // What this thread copies of a stage. x: of rows x_row + kXStep r, both groups, the half x_half
-  // (four k). W: of rows w_row to w_row + kWRows - 1, group w_group.
-  constexpr int kXStep = kThreads / 2, kXRows = Tile::kM / kXStep;
-  constexpr int kWThreads = kThreads / kStageGroups, kWRows = Tile::kN / kWThreads;
+  // What this thread copies of a stage. x: column x_column of each group, of the rows x_row +
+  // kXStep r. W: group w_group of the rows w_row to w_row + kWRows - 1.
+  constexpr int kXStep = kThreads / kGroup, kXRows = Tile::kM / kXStep;
+  constexpr int kWThreads = kThreads / kGroups, kWRows = Tile::kN / kWThreads;
   static_assert(kXRows * kXStep == Tile::kM && kWRows * kWThreads == Tile::kN);
   static_assert(kWRows == 1 || kWRows == 2 || kWRows == 4);
-  const int x_row = thread / 2, x_half = thread % 2;
+  const int x_row = thread / kGroup, x_column = thread % kGroup;
   const int w_row = thread % kWThreads * kWRows, w_group = thread / kWThreads;
+
+  const std::uint32_t barrier =
+      static_cast<std::uint32_t>(__cvta_generic_to_shared(stages + kRing * Tile::kStageFloats));
+  std::uint32_t parity = 0;  // of the phase that ends with this stage
+  if (thread == 0) barrier_make(barrier, kThreads / 32);
+  __syncthreads();
 
   wait_for_previous();
   for (unsigned unit = blockIdx.x; unit < p.tiles * static_cast<unsigned>(p.splits);
@@ -185,13 +266,9 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, kBlocks)
     const int end_segment =
         static_cast<int>(static_cast<std::int64_t>(p.segments) * (split + 1) / p.splits);
 
-    // Rows that do not exist are read as the last one: their outputs are not stored.
-    const float* x_from[kXRows];
-#pragma unroll
-    for (int r = 0; r < kXRows; ++r) {
-      const std::int64_t row = min(tile.m + x_row + r * kXStep, p.M - 1);
-      x_from[r] = p.x + row * p.K + x_half * 4;
-    }
+    // Outputs of rows that do not exist are not stored: of x they are zeros, of W the last row.
+    const float* const x_from = p.x + (tile.m + x_row) * p.K + x_column;
+    const int rows_m = static_cast<int>(min(p.M - tile.m, static_cast<std::int64_t>(Tile::kM)));
     const std::byte* w_from[kWRows];
 #pragma unroll
     for (int r = 0; r < kWRows; ++r) {
@@ -207,28 +284,44 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, kBlocks)
     }
 
     // The stage to be read next.
-    int next_segment = first_segment, next_chain = 0, next_stage = 0;
+    int next_segment = first_segment, next_chain = 0;
     const auto stages_of = [&](int segment) {
-      const std::int64_t left = p.K - static_cast<std::int64_t>(segment) * kSegment;
+      const int left = static_cast<int>(p.K) - segment * kSegment;
       constexpr int kWide = kChains * kStageK;  // k per stage of all chains
-      return left >= kSegment ? kSegment / kWide : static_cast<int>((left + kWide - 1) / kWide);
+      return left >= kSegment ? kSegment / kWide : (left + kWide - 1) / kWide;
     };
-    int next_stages = stages_of(first_segment);
+    int next_left = stages_of(first_segment), next_k = first_segment * kSegment;
 
-    float4 x_read[kXRows][kStageGroups];
     WeightGroup<kDtype> w_read[kWRows];
-    const auto read_next = [&] {
-      const std::int64_t k = static_cast<std::int64_t>(next_segment) * kSegment +
-                             next_stage * (kStageGroups * kChains * kGroup) + next_chain * kGroup;
+    const auto read_next = [&](float* stage) {
+      const int k = next_k, K = static_cast<int>(p.K);
       constexpr int kApart = kChains * kGroup;  // from one group of a chain to the next
-      if (k + kApart < p.K) {
+      constexpr int kLast = (kGroups - 1) * kApart;
+      float* const x_to = stage + x_column * Tile::kPitchM + x_row;
+      const float* from = x_from + k;
+      if (k + kLast < K && rows_m == Tile::kM) {
 #pragma unroll
         for (int r = 0; r < kXRows; ++r) {
 #pragma unroll
-          for (int g = 0; g < kStageGroups; ++g) {
-            x_read[r][g] = __ldg(reinterpret_cast<const float4*>(x_from[r] + k + g * kApart));
+          for (int g = 0; g < kGroups; ++g) {
+            copy4(x_to + g * kGroup * Tile::kPitchM + r * kXStep, from + g * kApart, true);
           }
+          from += kXStep * p.K;
         }
+      } else {
+#pragma unroll
+        for (int r = 0; r < kXRows; ++r) {
+#pragma unroll
+          for (int g = 0; g < kGroups; ++g) {
+            const bool valid = k + g * kApart < K && x_row + r * kXStep < rows_m;
+            copy4(x_to + g * kGroup * Tile::kPitchM + r * kXStep, valid ? from + g * kApart : p.x,
+                  valid);
+          }
+          from += kXStep * p.K;
+        }
+      }
+      commit_copies();
+      if (k + kLast < K) {
 #pragma unroll
         for (int r = 0; r < kWRows; ++r) {
           const uint4* const from = reinterpret_cast<const uint4*>(w_from[r] + k * kElement);
@@ -238,47 +331,28 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, kBlocks)
       } else {
         constexpr unsigned kMinusZero = kDtype == Dtype::kFp32 ? 0x80000000u : 0x80008000u;
 #pragma unroll
-        for (int r = 0; r < kXRows; ++r) {
-#pragma unroll
-          for (int g = 0; g < kStageGroups; ++g) {
-            x_read[r][g] = k + g * kApart < p.K
-                               ? __ldg(reinterpret_cast<const float4*>(x_from[r] + k + g * kApart))
-                               : float4{0.0f, 0.0f, 0.0f, 0.0f};
-          }
-        }
-#pragma unroll
         for (int r = 0; r < kWRows; ++r) {
           const uint4* const from = reinterpret_cast<const uint4*>(w_from[r] + k * kElement);
 #pragma unroll
           for (int v = 0; v < WeightGroup<kDtype>::kVectors; ++v) {
-            w_read[r].v[v] = k + w_group * kApart < p.K
+            w_read[r].v[v] = k + w_group * kApart < K
                                  ? __ldg(from + v)
                                  : uint4{kMinusZero, kMinusZero, kMinusZero, kMinusZero};
           }
         }
       }
-      if (++next_stage == next_stages) {
-        next_stage = 0;
+      next_k += kGroups * kApart;
+      if (--next_left == 0) {
         if (++next_chain == kChains) {
           next_chain = 0;
           ++next_segment;
-          next_stages = stages_of(next_segment);
         }
+        next_left = stages_of(next_segment);
+        next_k = next_segment * kSegment + next_chain * kGroup;
       }
     };
-    // Part `part` of eight of what was read goes to a stage.
+    // Column `part` of W's group goes to a stage.
     const auto write_part = [&](float* stage, int part) {
-      float* const x_to = stage + (x_half * 4) * Tile::kPitchM + x_row;
-#pragma unroll
-      for (int e = 0; e < kXRows * kStageGroups * 4 / 8; ++e) {
-        const int at = part * (kXRows * kStageGroups * 4 / 8) + e;
-        const int i = at % 4, g = at / 4 % kStageGroups, r = at / 4 / kStageGroups;
-        const float4& v = x_read[r][g];
-        x_to[(g * kGroup + i) * Tile::kPitchM + r * kXStep] = i == 0   ? v.x
-                                                              : i == 1 ? v.y
-                                                              : i == 2 ? v.z
-                                                                       : v.w;
-      }
       float* const w_to =
           stage + kStageK * Tile::kPitchM + (w_group * kGroup + part) * Tile::kPitchN + w_row;
       if constexpr (kWRows == 4) {
@@ -292,104 +366,149 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, kBlocks)
     };
 
     float x_at[2][kThreadM], w_at[2][kThreadN], sum[kThreadM][kThreadN];
-    const auto load_k = [&](const float* stage, int k, int to) {
-      const float* const x_row_k = stage + k * Tile::kPitchM + place.m;
-      const float* const w_row_k = stage + kStageK * Tile::kPitchM + k * Tile::kPitchN + place.n;
+    const auto load_w = [&](const float* from, int to) {
 #pragma unroll
       for (int q = 0; q < kThreadN / 4; ++q) {
-        const float4 v = *reinterpret_cast<const float4*>(w_row_k + q * 32);
+        const float4 v = *reinterpret_cast<const float4*>(from + q * 32);
         w_at[to][q * 4 + 0] = v.x, w_at[to][q * 4 + 1] = v.y;
         w_at[to][q * 4 + 2] = v.z, w_at[to][q * 4 + 3] = v.w;
       }
-#pragma unroll
-      for (int q = 0; q < kThreadM / 4; ++q) {
-        const float4 v = *reinterpret_cast<const float4*>(x_row_k + q * 16);
-        x_at[to][q * 4 + 0] = v.x, x_at[to][q * 4 + 1] = v.y;
-        x_at[to][q * 4 + 2] = v.z, x_at[to][q * 4 + 3] = v.w;
-      }
     };
-#pragma unroll
-    for (int i = 0; i < kThreadM; ++i) {
-#pragma unroll
-      for (int j = 0; j < kThreadN; ++j) sum[i][j] = 0.0f;
-    }
-
-    int buffer = 0;
-    read_next();
+    const auto load_x = [&](const float* from, int to, int q) {
+      const float4 v = *reinterpret_cast<const float4*>(from + q * 16);
+      x_at[to][q * 4 + 0] = v.x, x_at[to][q * 4 + 1] = v.y;
+      x_at[to][q * 4 + 2] = v.z, x_at[to][q * 4 + 3] = v.w;
+    };
+    // Only the last segment may be short.
+    int left =
+        kChains * ((end_segment - first_segment - 1) * stages_of(0) + stages_of(end_segment - 1)) -
+        2;            // stages to be read after the first two
     __syncthreads();  // the tile before may still be read
+    read_next(stages);
 #pragma unroll
-    for (int part = 0; part < 8; ++part) write_part(stages, part);
+    for (int part = 0; part < kGroup; ++part) write_part(stages, part);
+    read_next(stages + Tile::kStageFloats);  // there are at least eight
+#pragma unroll
+    for (int part = 0; part < kGroup; ++part) write_part(stages + Tile::kStageFloats, part);
+    wait_for_copies<0>();
     __syncthreads();
-    load_k(stages, 0, 0);
+    int at = 0;  // stage of the ring
+    const float* x_now = stages + place.m;
+    const float* w_now = stages + kStageK * Tile::kPitchM + place.n;
+    load_w(w_now, 0);
+#pragma unroll
+    for (int q = 0; q < kThreadM / 4; ++q) load_x(x_now, 0, q);
 
     for (int segment = first_segment; segment < end_segment; ++segment) {
       const int count = stages_of(segment);
 #pragma unroll 1
       for (int chain = 0; chain < kChains; ++chain) {
-#pragma unroll 1
-        for (int s = 0; s < count; ++s) {
-          const float* const now = stages + buffer * Tile::kStageFloats;
-          buffer ^= 1;
-          float* const after = stages + buffer * Tile::kStageFloats;
-          const bool more = next_segment < end_segment;
-          if (more) read_next();
-#pragma unroll
-          for (int k = 0; k < kStageK; ++k) {
-            if (k + 1 < kStageK) {
-              load_k(now, k + 1, (k + 1) % 2);
-            } else {
-              // All that this stage holds has been read, all of the next one written.
-              __syncthreads();
-              load_k(after, 0, (k + 1) % 2);
-            }
-#pragma unroll
-            for (int i = 0; i < kThreadM; ++i) {
-#pragma unroll
-              for (int jj = 0; jj < kThreadN; ++jj) {
-                const int j = (kMode & 2) != 0 && i % 2 != 0 ? kThreadN - 1 - jj : jj;
-                sum[i][j] = fma32(x_at[k % 2][i], w_at[k % 2][j], sum[i][j]);
-              }
-            }
-            if (k >= kStageK - 9 && k < kStageK - 1) write_part(after, k - (kStageK - 9));
-          }
-        }
-        // The chain joins the segment.
 #pragma unroll
         for (int i = 0; i < kThreadM; ++i) {
 #pragma unroll
-          for (int q = 0; q < kThreadN / 4; ++q) {
-            float4* const slot = own + (i * (kThreadN / 4) + q) * kThreads;
-            float* const v = &sum[i][q * 4];
-            float4 add = {v[0], v[1], v[2], v[3]};
-            if constexpr ((kMode & 1) != 0) add = {v[1], v[0], v[3], v[2]};
-            *slot = chain == 0 ? add : add4(*slot, add);
-            v[0] = v[1] = v[2] = v[3] = 0.0f;
+          for (int j = 0; j < kThreadN; ++j) sum[i][j] = 0.0f;
+        }
+
+#pragma unroll 1
+        for (int s = 0; s < count; ++s) {
+          float* const to = stages + (at + 2) % kRing * Tile::kStageFloats;
+          if (left > 0) read_next(to);
+          --left;
+          constexpr int kRounds = kStageK / kUnroll;
+#pragma unroll 1
+          for (int round = 0; round < kRounds; ++round) {
+#pragma unroll
+            for (int k = 0; k < kUnroll; ++k) {
+              const float* x_next = x_now + (k + 1) * Tile::kPitchM;
+              const float* w_next = w_now + (k + 1) * Tile::kPitchN;
+              if (k + 1 == kUnroll) {
+                x_now += kUnroll * Tile::kPitchM;
+                w_now += kUnroll * Tile::kPitchN;
+                if (kRounds > 1 && round == kRounds - 2) {
+#pragma unroll
+                  for (int part = 0; part < kGroup / 2; ++part) write_part(to, part);
+                }
+                if (round == kRounds - 1) {
+#pragma unroll
+                  for (int part = kRounds > 1 ? kGroup / 2 : 0; part < kGroup; ++part) {
+                    write_part(to, part);
+                  }
+                  // For the next stage all warps arrived while this one was used. Waiting comes
+                  // first: after the arrival this phase may end, and the parity would mean the one
+                  // after.
+                  wait_for_copies<0>();
+                  barrier_wait(barrier, parity ^ 1);
+                  __syncwarp();
+                  if (thread % 32 == 0) barrier_arrive(barrier);
+                  parity ^= 1;
+                  at = (at + 1) % kRing;
+                  x_now = stages + at * Tile::kStageFloats + place.m;
+                  w_now = stages + at * Tile::kStageFloats + kStageK * Tile::kPitchM + place.n;
+                }
+                x_next = x_now;
+                w_next = w_now;
+              }
+              const int now = k % 2, next = (k + 1) % 2;
+              load_w(w_next, next);
+#pragma unroll
+              for (int q = 0; q < kThreadM / 4; ++q) load_x(x_next, next, q);
+                // To and fro, so that every FFMA has one operand of the one before.
+#pragma unroll
+              for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+                for (int e = 0; e < kThreadN; ++e) {
+                  const int j = i % 2 == 0 ? e : kThreadN - 1 - e;
+                  sum[i][j] = fma32(x_at[now][i], w_at[now][j], sum[i][j]);
+                }
+              }
+            }
+          }
+        }
+        // The chain joins the segment.
+        const auto sums_at = [&](int slot) {
+          const float* const v = &sum[slot / (kThreadN / 4)][slot % (kThreadN / 4) * 4];
+          return float4{v[1], v[0], v[3], v[2]};  // see unswapped()
+        };
+        if (chain == 0) {
+#pragma unroll
+          for (int slot = 0; slot < kSlots; ++slot) own[slot * kThreads] = sums_at(slot);
+        } else {
+#pragma unroll
+          for (int slot = 0; slot < kSlots; ++slot) {
+            own[slot * kThreads] = add4(own[slot * kThreads], sums_at(slot));
           }
         }
       }
       // The segment joins the total. The first split of K adds up its segments, the further ones
       // keep each for finish_kernel.
-      const bool final = p.splits == 1 && segment + 1 == end_segment;
-      const bool fresh = split != 0 || segment == 0;
       const std::int64_t slab =
           p.splits == 1
               ? blockIdx.x
               : static_cast<std::int64_t>(split == 0 ? 0 : segment) * p.tiles + tile_index;
       float4* const total = p.sums + slab * kSlots * kThreads + thread;
-#pragma unroll 4
-      for (int i = 0; i < kThreadM; ++i) {
-        float4 a = own[(2 * i) * kThreads], b = own[(2 * i + 1) * kThreads];
-        if constexpr ((kMode & 1) != 0) a = {a.y, a.x, a.w, a.z}, b = {b.y, b.x, b.w, b.z};
-        if (!fresh) {
-          a = add4(total[(2 * i) * kThreads], a);
-          b = add4(total[(2 * i + 1) * kThreads], b);
+      if (split == 0 && segment != 0) {
+        constexpr int kBatch = 16;
+#pragma unroll
+        for (int begin = 0; begin < kSlots; begin += kBatch) {
+          float4 before[kBatch];
+#pragma unroll
+          for (int e = 0; e < kBatch; ++e) before[e] = total[(begin + e) * kThreads];
+#pragma unroll
+          for (int e = 0; e < kBatch; ++e) {
+            float4* const slot = own + (begin + e) * kThreads;
+            *slot = add4(before[e], *slot);
+          }
         }
-        if (final) {
-          store_row<Tile>(p, tile, place, i, a, b);
-        } else {
-          total[(2 * i) * kThreads] = a;
-          total[(2 * i + 1) * kThreads] = b;
+      }
+      if (p.splits == 1 && segment + 1 == end_segment) {
+#pragma unroll 2
+        for (int i = 0; i < kThreadM; ++i) {
+          store_row<Tile>(p, tile, place, i, unswapped(own[(2 * i) * kThreads]),
+                          unswapped(own[(2 * i + 1) * kThreads]));
         }
+      } else {
+#pragma unroll 8
+        for (int slot = 0; slot < kSlots; ++slot) total[slot * kThreads] = own[slot * kThreads];
       }
     }
   }
@@ -397,10 +516,10 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, kBlocks)
 
 // Adds what the splits of K left, ascending, and stores the outputs. Block (t, i) takes row i of
 // the threads of tile t.
-template <int kWarpsM, int kWarpsN>
+template <int kWarpsM, int kWarpsN, int kGroups>
 __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN)
     finish_kernel(const __grid_constant__ ChainProduct p) {
-  using Tile = ChainTile<kWarpsM, kWarpsN>;
+  using Tile = ChainTile<kWarpsM, kWarpsN, kGroups>;
   const int thread = static_cast<int>(threadIdx.x), i = static_cast<int>(blockIdx.y);
   const ThreadPlace<kWarpsM> place(thread);
   wait_for_previous();
@@ -412,13 +531,34 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN)
     a = add4(a, sums[s * slab]);
     b = add4(b, sums[s * slab + Tile::kThreads]);
   }
-  store_row<Tile>(p, place_of<Tile>(p, blockIdx.x), place, i, a, b);
+  store_row<Tile>(p, place_of<Tile>(p, blockIdx.x), place, i, unswapped(a), unswapped(b));
 }
 
-template <Dtype kDtype, int kWarpsM, int kWarpsN, int kBlocks, int kMode = 3>
+// In how many runs of segments K is cut, so that all multiprocessors have work. The time of a
+// tile's segment is the unit; a segment's sums that pass through device memory cost kSlab of it,
+// measured on an H200.
+int best_splits(unsigned tiles, int segments, int resident, std::size_t slab_bytes) {
+  constexpr double kSlab = 0.06;
+  constexpr std::size_t kMostBytes = std::size_t{1} << 28;
+  int best = 1;
+  double best_time = 0;
+  for (int splits = 1; splits <= segments; ++splits) {
+    const std::int64_t rounds =
+        (static_cast<std::int64_t>(tiles) * splits + resident - 1) / resident;
+    double time = static_cast<double>(rounds) * ((segments + splits - 1) / splits);
+    if (splits > 1) {
+      if (static_cast<std::size_t>(segments) * tiles > kMostBytes / slab_bytes) break;
+      time += kSlab * (segments - segments / splits + 1) * tiles / resident;
+    }
+    if (splits == 1 || time < best_time) best = splits, best_time = time;
+  }
+  return best;
+}
+
+template <Dtype kDtype, int kWarpsM, int kWarpsN, int kGroups>
 void launch_chains(Context& context, const Product& product, int splits = 0) {
-  using Tile = ChainTile<kWarpsM, kWarpsN>;
-  const auto kernel = chain_kernel<kDtype, kWarpsM, kWarpsN, kBlocks, kMode>;
+  using Tile = ChainTile<kWarpsM, kWarpsN, kGroups>;
+  const auto kernel = chain_kernel<kDtype, kWarpsM, kWarpsN, kGroups>;
   const int resident = context.multiprocessors *
                        context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel),
                                                          Tile::kThreads, Tile::kSharedBytes);
@@ -442,7 +582,9 @@ void launch_chains(Context& context, const Product& product, int splits = 0) {
   }
   for (int part = product.part_count; part < 3; ++part) p.part_end[part] = p.tiles_n;
   p.tiles = p.tiles_m * p.tiles_n;
-  p.splits = splits != 0 ? splits : 1;
+  p.splits = splits != 0 ? splits
+                         : best_splits(p.tiles, p.segments, resident,
+                                       kSlots * Tile::kThreads * sizeof(float4));
   const unsigned units = p.tiles * static_cast<unsigned>(p.splits);
   const unsigned grid = std::min(units, static_cast<unsigned>(resident));
   const std::size_t slabs = p.splits > 1     ? static_cast<std::size_t>(p.segments) * p.tiles
@@ -452,7 +594,7 @@ void launch_chains(Context& context, const Product& product, int splits = 0) {
   p.sums = sums.get();
   launch_overlapping(context, kernel, dim3(grid), dim3(Tile::kThreads), Tile::kSharedBytes, p);
   if (p.splits > 1) {
-    launch_overlapping(context, finish_kernel<kWarpsM, kWarpsN>, dim3(p.tiles, kThreadM),
+    launch_overlapping(context, finish_kernel<kWarpsM, kWarpsN, kGroups>, dim3(p.tiles, kThreadM),
                        dim3(Tile::kThreads), 0, p);
   }
 }
@@ -474,33 +616,6 @@ template <Dtype kDtype>
 constexpr int kWRowBytes = kSlice* kElementBytes<kDtype> + 16;
 template <Dtype kDtype, int kTileM>
 constexpr int kStageBytes = kTileM* kXRowBytes + kTileN* kWRowBytes<kDtype>;
-
-// Copies 16 bytes to shared memory, or 16 zero bytes if not `valid` (`source` is not read then).
-__device__ __forceinline__ void copy16(unsigned char* target, const void* source, bool valid) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(target));
-  const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
-               "r"(bytes)
-               : "memory");
-#else
-  *reinterpret_cast<uint4*>(target) =
-      valid ? __ldg(static_cast<const uint4*>(source)) : make_uint4(0, 0, 0, 0);
-#endif
-}
-
-__device__ __forceinline__ void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#endif
-}
 
 // Four weights as they lie in shared memory, upcast.
 template <Dtype kDtype>
@@ -764,7 +879,7 @@ void launch_sliced(Context& context, const Product& product) {
 
 bool chains_fit(const Context& context, const Product& product) {
   if (context.capability < 80 || product.M < 128 ||
-      ChainTile<2, 2>::kSharedBytes > context.shared_limit) {
+      ChainTile<2, 4, 2>::kSharedBytes > context.shared_limit) {
     return false;
   }
   for (int part = 0; part < product.part_count; ++part) {
@@ -776,11 +891,11 @@ bool chains_fit(const Context& context, const Product& product) {
 void launch_chains(Context& context, const Product& product) {
   switch (product.dtype) {
     case Dtype::kBf16:
-      return launch_chains<Dtype::kBf16, 2, 2, 2>(context, product);
+      return launch_chains<Dtype::kBf16, 2, 4, 2>(context, product);
     case Dtype::kFp16:
-      return launch_chains<Dtype::kFp16, 2, 2, 2>(context, product);
+      return launch_chains<Dtype::kFp16, 2, 4, 2>(context, product);
     case Dtype::kFp32:
-      return launch_chains<Dtype::kFp32, 2, 2, 2>(context, product);
+      return launch_chains<Dtype::kFp32, 2, 4, 2>(context, product);
   }
 }
 

@@ -1,244 +1,376 @@
-// The sampler on the device (contract.h section 8, kernels/sampler.h): a block per row of logits.
+// The sampler on the device (contract.h section 8, kernels/sampler.h).
 //
 // Candidates rank by key descending, then id ascending, so what top_k and top_p keep is always:
-// every candidate whose key is above a threshold, and the first `ties` of those at it. Thresholds
-// are found four bits at a time from block-wide integer sums; no order of summation exists.
-#include "kernels/cuda/context.h"
+// every candidate whose key is above a threshold, and the first `ties` of those at it. A row is cut
+// into slices, a block each, and the threshold is found from integer sums, which have no order:
+//
+//   best_kernel      the greatest and the lowest logit of each slice;
+//   coarse_kernel    each slice's weights and counts in 32 bins of equal width between the two;
+//   fine_kernel      for the bin in which top_k (or top_p) ends: the same in 32 bins of that bin,
+//                    and a list of the keys in it;
+//   top_k_kernel     for rows with top_p as well: what top_k keeps exactly. A block per row
+//   searches
+//                    the keys of one fine bin, usually a few hundred, four bits at a time. Then
+//                    fine_kernel again, for top_p;
+//   draw_kernel      the same for the row's last search; then the walk, first over the sums of the
+//                    slices, then in one slice.
+//
+// Every block works out from the sums of the kernel before which bin is next. Kernels that no
+// request of the call can need are not launched; a row that does not need one passes through.
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/sampler_rows.cuh"
+#include "kernels/cuda/sampler_search.cuh"
 
 namespace bitwitness::cuda {
 namespace {
 
+using namespace sampling;
 using contract::logit_key;
-using contract::within_top_p;
+using contract::SamplingParams;
 
-constexpr int kThreads = 1024;
-constexpr int kWarps = kThreads / 32;
-constexpr int kDigits = 15;  // thresholds tried at once: digits 1 to 15 of four bits
-
-struct SharedState {
-  std::uint64_t warp_sum[kWarps][kDigits];
-  std::uint64_t sum[kDigits];
-};
-
-// Sums over the block of kCount values per thread, in state.sum and visible to all. Callers may use
-// the state again at once.
-template <int kCount>
-__device__ void block_sums(SharedState& state, std::uint64_t (&value)[kCount]) {
-  const int thread = static_cast<int>(threadIdx.x);
+// visit(id, logit, exists) for the share of this warp in slice blockIdx.x; all lanes at once.
+template <class Visit>
+__device__ __forceinline__ void warp_share(const Call& call, const Visit& visit) {
+  constexpr int kAtOnce = 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const float* const logits = call.row_logits();
+  const int begin = call.share_begin(static_cast<int>(blockIdx.x), warp);
+  const int end = min(begin + call.slice / kWarps, call.vocab);
+  for (int base = begin; base < end; base += 32 * kAtOnce) {
+    float logit[kAtOnce];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int id = base + 32 * i + lane;
+      logit[i] = id < end ? logits[id] : 0.0f;
+    }
 #pragma unroll
-    for (int distance = 16; distance >= 1; distance /= 2) {
-      value[i] += __shfl_down_sync(0xffffffffu, value[i], distance);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int id = base + 32 * i + lane;
+      visit(id, logit[i], id < end);
     }
   }
-  __syncthreads();  // everyone has read the sums of before
-  if (thread % 32 == 0) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) state.warp_sum[thread / 32][i] = value[i];
-  }
-  __syncthreads();
-  if (thread < kCount) {
-    std::uint64_t sum = 0;
-    for (int w = 0; w < kWarps; ++w) sum += state.warp_sum[w][thread];
-    state.sum[thread] = sum;
-  }
-  __syncthreads();
 }
 
-// The sum of `value` over the threads before this one.
-__device__ std::uint64_t block_sum_before(SharedState& state, std::uint64_t value) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  std::uint64_t inclusive = value;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const std::uint64_t other = __shfl_up_sync(0xffffffffu, inclusive, distance);
-    if (lane >= distance) inclusive += other;
+__global__ void __launch_bounds__(kThreads) best_kernel(Call call) {
+  __shared__ std::uint64_t warp_best[kWarps];
+  __shared__ std::uint32_t warp_not_lowest[kWarps];
+  wait_for_previous();
+  let_next_start();
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  // Ids ascend, so that the first of equal keys is the one with the lowest id.
+  std::uint32_t best_key = 0, not_lowest = 0;
+  int best_id = call.begin(static_cast<int>(blockIdx.x));
+  warp_share(call, [&](int id, float logit, bool exists) {
+    const std::uint32_t key = logit_key(logit);
+    if (exists && key > best_key) {
+      best_key = key;
+      best_id = id;
+    }
+    if (exists && ~key > not_lowest) not_lowest = ~key;
+  });
+  const std::uint64_t best = warp_greatest(static_cast<std::uint64_t>(best_key) << 32 |
+                                           ~static_cast<std::uint32_t>(best_id));
+  not_lowest = warp_greatest(not_lowest);
+  if (lane == 0) {
+    warp_best[warp] = best;
+    warp_not_lowest[warp] = not_lowest;
   }
   __syncthreads();
-  if (lane == 31) state.warp_sum[thread / 32][0] = inclusive;
+  if (warp == 0) {
+    const std::int64_t at = call.row_slice(static_cast<int>(blockIdx.x));
+    const std::uint64_t slice_best = warp_greatest(warp_best[lane % kWarps]);
+    const std::uint32_t slice_not_lowest = warp_greatest(warp_not_lowest[lane % kWarps]);
+    if (lane == 0) {
+      call.best[at] = slice_best;
+      call.lowest[at] = ~slice_not_lowest;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(32) greedy_kernel(std::int32_t* out, Call call) {
+  wait_for_previous();
+  let_next_start();
+  const RowFacts facts = row_facts(call, 0.0f);
+  if (threadIdx.x == 0) out[Call::row()] = facts.greedy;
+}
+
+// A slice's bins: a column per thread, so that none of them waits for another, then their sums.
+struct BinColumns {
+  // A cell's weight is below 2^48: a thread has at most kMostSliceCandidates / kThreads candidates.
+  static constexpr int kWeightBits = 48;
+  std::uint64_t cell[kBins][kThreads];
+  BinParts<kWarps> parts;
+
+  __device__ void clear() {
+#pragma unroll
+    for (int b = 0; b < kBins; ++b) cell[b][threadIdx.x] = 0;
+  }
+  __device__ void add(int bin, std::uint64_t weight) {
+    cell[bin][threadIdx.x] += std::uint64_t{1} << kWeightBits | weight;
+  }
+  __device__ void store(const Call& call, const Bins& bins) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    __syncthreads();
+    std::uint64_t weight = 0;
+    std::uint32_t count = 0;
+#pragma unroll 8
+    for (int i = 0; i < 32; ++i) {  // every lane another bank
+      const std::uint64_t sum = cell[lane][warp * 32 + (i + lane) % 32];
+      weight += sum & ((std::uint64_t{1} << kWeightBits) - 1);
+      count += static_cast<std::uint32_t>(sum >> kWeightBits);
+    }
+    parts.weight[warp][lane] = weight;
+    parts.count[warp][lane] = count;
+    __syncthreads();
+    if (warp != 0) return;
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) {
+      weight += parts.weight[w][lane];
+      count += parts.count[w][lane];
+    }
+    const std::int64_t at = call.row_slice(static_cast<int>(blockIdx.x)) * kBins + lane;
+    bins.weights[at] = weight;
+    bins.counts[at] = count;
+  }
+};
+constexpr int kSliceCandidates = 1 << 16;  // what a slice is meant not to exceed ...
+constexpr int kMostSliceCandidates = kSliceCandidates + kThreads;  // ... before it is rounded up
+static_assert(kMostSliceCandidates / kThreads < 1 << 10, "a cell's weight, each at most 2^38");
+
+// Rows without top_k and top_p have all of a slice in bin 0.
+__global__ void __launch_bounds__(kThreads) coarse_kernel(Call call) {
+  __shared__ BinColumns columns;
+  columns.clear();  // a thread reads and writes only its own until they are summed
+  wait_for_previous();
+  let_next_start();
+  const SamplingParams params = call.requests[Call::row()].params;
+  if (params.temperature == 0.0f) return;
+  const RowFacts facts = row_facts(call, params.temperature);
+  const bool binned = call.has_top_k(params) || call.has_top_p(params);
+  warp_share(call, [&](int, float logit, bool exists) {
+    const int position = facts.position(logit);
+    if (!exists || position == kPositions) return;
+    columns.add(binned ? position / kBins : 0, facts.weight(logit));
+  });
+  columns.store(call, call.coarse);
+}
+
+// What a row looks for; `total` is the weight of all its candidates.
+__device__ __forceinline__ Goal goal_of(const Call& call, const SamplingParams& params, Kind kind,
+                                        std::uint64_t total) {
+  if (kind == Kind::kTopK) return {kind, params.top_k, 0, 0};
+  const bool after_top_k = call.has_top_k(params);
+  return {kind, 0, after_top_k ? call.top_k[Call::row()].total : total,
+          contract::top_p_fraction(params.top_p)};
+}
+
+template <Kind kKind>
+__global__ void __launch_bounds__(kThreads) fine_kernel(Call call) {
+  __shared__ BinColumns columns;
+  columns.clear();
+  wait_for_previous();
+  let_next_start();
+  const SamplingParams params = call.requests[Call::row()].params;
+  if (params.temperature == 0.0f) return;
+  if (kKind == Kind::kTopK ? !call.has_top_k(params) : !call.has_top_p(params)) return;
+
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const RowFacts facts = row_facts(call, params.temperature);
+  const BinSums sums = row_sums(columns.parts, call, call.coarse);
+  std::uint64_t before = 0;
+  const int coarse = bin_of_goal(goal_of(call, params, kKind, warp_sum(sums.weight)), sums, before);
+  if (coarse == kBins) return;  // top_k keeps all
+
+  const int slice = static_cast<int>(blockIdx.x);
+  std::uint32_t* const keys = call.row_keys() + call.share_begin(slice, warp);
+  std::uint32_t listed = 0;
+  warp_share(call, [&](int, float logit, bool exists) {
+    const int position = facts.position(logit);
+    const bool in_bin = exists && position / kBins == coarse;
+    const unsigned lanes = __ballot_sync(kAllLanes, in_bin);
+    if (in_bin) {
+      keys[listed + lanes_before(lanes)] = logit_key(logit);
+      columns.add(position % kBins, facts.weight(logit));
+    }
+    listed += static_cast<std::uint32_t>(__popc(static_cast<int>(lanes)));
+  });
+  if (lane == 0) call.key_counts[call.row_slice(slice) * kWarps + warp] = listed;
+  columns.store(call, call.fine);
+}
+
+__global__ void __launch_bounds__(kSearchThreads, 1) top_k_kernel(Call call) {
+  __shared__ SearchState state;
+  wait_for_previous();
+  let_next_start();
+  const SamplingParams params = call.requests[Call::row()].params;
+  if (params.temperature == 0.0f || !call.has_top_k(params) || !call.has_top_p(params)) return;
+  const RowFacts facts = row_facts(call, params.temperature);
+  const BinSums sums = row_sums(state.bins, call, call.coarse);
+  const Kept kept =
+      find_kept(state, call, facts, sums, true, goal_of(call, params, Kind::kTopK, 0), {});
+  if (threadIdx.x == 0) call.top_k[Call::row()] = kept;
+}
+
+// The sum of `value` over the threads before this one, in a block of kSearchThreads.
+__device__ std::uint64_t sum_before(std::uint64_t (&parts)[kSearchWarps], std::uint64_t value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const std::uint64_t up_to = warp_inclusive_sum(value);
+  if (lane == 31) parts[warp] = up_to;
   __syncthreads();
-  std::uint64_t before = inclusive - value;
-  for (int w = 0; w < thread / 32; ++w) before += state.warp_sum[w][0];
+  std::uint64_t before = up_to - value;
+  for (int w = 0; w < warp; ++w) before += parts[w];
   return before;
 }
 
-__device__ std::uint64_t block_greatest(SharedState& state, std::uint64_t value) {
-  const int thread = static_cast<int>(threadIdx.x);
-#pragma unroll
-  for (int distance = 16; distance >= 1; distance /= 2) {
-    const std::uint64_t other = __shfl_down_sync(0xffffffffu, value, distance);
-    value = other > value ? other : value;
-  }
-  __syncthreads();
-  if (thread % 32 == 0) state.warp_sum[thread / 32][0] = value;
-  __syncthreads();
-  std::uint64_t greatest = 0;
-  for (int w = 0; w < kWarps; ++w) {
-    greatest = state.warp_sum[w][0] > greatest ? state.warp_sum[w][0] : greatest;
-  }
-  return greatest;
-}
-
-// The largest threshold T for which holds(sum of value(i) over keys >= T). `holds` is true at T = 0
-// and changes to false at most once as T grows.
-template <class Value, class Holds>
-__device__ std::uint32_t search(SharedState& state, const float* logits, int vocab,
-                                const Value& value, const Holds& holds) {
-  std::uint32_t threshold = 0;
-  for (int shift = 28; shift >= 0; shift -= 4) {
-    std::uint64_t sums[kDigits];
-#pragma unroll
-    for (int d = 0; d < kDigits; ++d) sums[d] = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < vocab; i += kThreads) {
-      const std::uint32_t key = logit_key(logits[i]);
-      if (key < threshold) continue;
-      const std::uint32_t digit = (key - threshold) >> shift;
-      const std::uint64_t v = value(i);
-#pragma unroll
-      for (int d = 0; d < kDigits; ++d) sums[d] += digit > static_cast<std::uint32_t>(d) ? v : 0;
-    }
-    block_sums(state, sums);
-    std::uint32_t digit = 0;
-    while (digit < kDigits && holds(state.sum[digit])) ++digit;
-    threshold += digit << shift;
-  }
-  return threshold;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    sample_kernel(std::int32_t* __restrict__ out, std::uint64_t* all_weights,
-                  const float* __restrict__ all_logits, int vocab,
-                  const SampleRow* __restrict__ requests) {
-  __shared__ SharedState state;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x);
-  const int thread = static_cast<int>(threadIdx.x);
-  const float* const logits = all_logits + row * vocab;
-  std::uint64_t* const weights = all_weights + row * vocab;
-  const contract::SamplingParams request = requests[row].params;
-  const std::uint64_t draw = requests[row].draw;
-  const std::uint64_t fraction =
-      request.top_p < 1.0f ? contract::top_p_fraction(request.top_p) : std::uint64_t{1} << 32;
-
-  std::uint64_t best = 0;  // key, then the complement of the id: the lowest id wins
-  for (int i = thread; i < vocab; i += kThreads) {
-    const std::uint64_t candidate = static_cast<std::uint64_t>(logit_key(logits[i])) << 32 |
-                                    (0xffffffffu - static_cast<std::uint32_t>(i));
-    best = candidate > best ? candidate : best;
-  }
-  best = block_greatest(state, best);
-  const std::int32_t greedy =
-      static_cast<std::int32_t>(0xffffffffu - static_cast<std::uint32_t>(best));
-  if (request.temperature == 0.0f) {
-    if (thread == 0) out[row] = greedy;
+__global__ void __launch_bounds__(kSearchThreads, 1) draw_kernel(std::int32_t* out, Call call) {
+  __shared__ SearchState state;
+  __shared__ std::uint64_t tie_parts[kSearchWarps], weight_parts[kSearchWarps];
+  __shared__ std::uint64_t slice_target, slice_ties;  // what the walk in the slice starts from
+  __shared__ int slice, chosen;
+  wait_for_previous();
+  let_next_start();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const SampleRow request = call.requests[Call::row()];
+  const SamplingParams& params = request.params;
+  const RowFacts facts = row_facts(call, params.temperature);
+  if (params.temperature == 0.0f) {
+    if (threadIdx.x == 0) out[Call::row()] = facts.greedy;
     return;
   }
+  const bool top_k = call.has_top_k(params), top_p = call.has_top_p(params);
+  const BinSums sums = row_sums(state.bins, call, call.coarse);
+  const Goal goal = goal_of(call, params, top_p ? Kind::kTopP : Kind::kTopK, warp_sum(sums.weight));
+  const Kept kept = find_kept(state, call, facts, sums, top_k || top_p, goal,
+                              top_k && top_p ? call.top_k[Call::row()] : Kept{});
+  const std::uint64_t tie_weight = kept.ties != 0 ? facts.weight(logit_of(kept.threshold)) : 0;
+  const std::uint64_t target = contract::multiply_high(request.draw, kept.total);
 
-  const float maximum = logits[greedy];
-  for (int i = thread; i < vocab; i += kThreads) {
-    weights[i] = contract::sampler_weight(logits[i], maximum, request.temperature);
+  // The slice in which the running sum of weights exceeds the target.
+  if (threadIdx.x == 0) {
+    slice = -1;
+    chosen = facts.greedy;  // stays only if the greatest logit is not finite
   }
   __syncthreads();
-  const auto weight = [&](int i) { return weights[i]; };
-  const auto one = [](int) { return std::uint64_t{1}; };
-  // Sums over keys above `threshold`: of weights and of candidates; and the candidates at it.
-  std::uint64_t weight_above, count_above, count_at;
-  const auto sum_about = [&](std::uint32_t threshold) {
-    std::uint64_t sums[3] = {0, 0, 0};
-    for (int i = thread; i < vocab; i += kThreads) {
-      const std::uint32_t key = logit_key(logits[i]);
-      if (key > threshold) {
-        sums[0] += weights[i];
-        ++sums[1];
-      } else if (key == threshold) {
-        ++sums[2];
+  if (threadIdx.x < 32) {
+    std::uint64_t weight = 0, ties = 0;  // before the slices of this round
+    for (int first = 0; first < call.slices; first += 32) {
+      const int s = first + lane;
+      const std::uint64_t own_ties = s < call.slices ? state.count_at[s] : 0;
+      const std::uint64_t ties_up_to = ties + warp_inclusive_sum(own_ties);
+      const std::uint64_t ties_before = ties_up_to - own_ties;
+      const std::uint64_t kept_ties = min(kept.ties, ties_up_to) - min(kept.ties, ties_before);
+      const std::uint64_t own_weight =
+          (s < call.slices ? state.weight_above[s] : 0) + kept_ties * tie_weight;
+      const std::uint64_t weight_up_to = weight + warp_inclusive_sum(own_weight);
+      const std::uint64_t weight_before = weight_up_to - own_weight;
+      if (target >= weight_before && target < weight_up_to) {
+        slice = s;
+        slice_target = target - weight_before;
+        slice_ties = ties_before;
       }
+      weight = __shfl_sync(kAllLanes, weight_up_to, 31);
+      ties = __shfl_sync(kAllLanes, ties_up_to, 31);
     }
-    block_sums(state, sums);
-    weight_above = state.sum[0];
-    count_above = state.sum[1];
-    count_at = state.sum[2];
-  };
-  const auto weight_at = [&](std::uint32_t threshold) {
-    const float logit =
-        contract::float_of((threshold & 0x80000000u) ? threshold & 0x7fffffffu : ~threshold);
-    return contract::sampler_weight(logit, maximum, request.temperature);
-  };
-
-  // Kept: keys above `threshold`, and the first `ties` at it. No finite logit has key 0.
-  std::uint32_t threshold = 0;
-  std::uint64_t ties = 0;
-  if (request.top_k != 0 && request.top_k < static_cast<std::uint32_t>(vocab)) {
-    threshold = search(state, logits, vocab, one,
-                       [&](std::uint64_t count) { return count >= request.top_k; });
   }
-  sum_about(threshold);
-  if (threshold != 0) ties = request.top_k - count_above;
-  std::uint64_t total = weight_above + (threshold != 0 ? ties * weight_at(threshold) : 0);
-
-  if (fraction < (std::uint64_t{1} << 32)) {
-    // Keys >= T weigh too much for top_p: true for every T at or below the threshold of top_k.
-    const std::uint32_t lowest = search(state, logits, vocab, weight, [&](std::uint64_t sum) {
-      return !within_top_p(sum, total, fraction);
+  __syncthreads();
+  if (slice >= 0) {
+    const float* const logits = call.row_logits();
+    const int share = (call.slice + kSearchThreads - 1) / kSearchThreads;
+    const int slice_end = min(call.begin(slice) + call.slice, call.vocab);
+    const int begin = min(call.begin(slice) + static_cast<int>(threadIdx.x) * share, slice_end);
+    const int end = min(begin + share, slice_end);
+    std::uint64_t own_ties = 0;
+    for (int i = begin; i < end; ++i) own_ties += logit_key(logits[i]) == kept.threshold;
+    const std::uint64_t ties_before = slice_ties + sum_before(tie_parts, own_ties);
+    // visit(id, weight) of the share's kept candidates until it returns false.
+    const auto walk = [&](const auto& visit) {
+      std::uint64_t tie = ties_before;
+      for (int i = begin; i < end; ++i) {
+        const std::uint32_t key = logit_key(logits[i]);
+        if (key < kept.threshold || (key == kept.threshold && tie++ >= kept.ties)) continue;
+        if (facts.position(logits[i]) != kPositions && !visit(i, facts.weight(logits[i]))) return;
+      }
+    };
+    std::uint64_t own_weight = 0;
+    walk([&](int, std::uint64_t weight) {
+      own_weight += weight;
+      return true;
     });
-    sum_about(lowest);
-    const std::uint64_t candidates = threshold != 0 && lowest == threshold ? ties : count_at;
-    const std::uint64_t tie_weight = weight_at(lowest);
-    // The first tie is kept; the largest count whose last one still is.
-    std::uint64_t kept = 1, beyond = candidates + 1;
-    while (beyond - kept > 1) {
-      const std::uint64_t middle = kept + (beyond - kept) / 2;
-      if (within_top_p(weight_above + (middle - 1) * tie_weight, total, fraction)) {
-        kept = middle;
-      } else {
-        beyond = middle;
-      }
+    std::uint64_t weight_before = sum_before(weight_parts, own_weight);
+    if (slice_target >= weight_before && slice_target < weight_before + own_weight) {
+      walk([&](int id, std::uint64_t weight) {
+        weight_before += weight;
+        if (weight_before <= slice_target) return true;
+        chosen = id;
+        return false;
+      });
     }
-    threshold = lowest;
-    ties = kept;
-    total = weight_above + ties * tie_weight;
+    __syncthreads();
   }
-
-  // The first kept id, ascending, at which the cumulative weight exceeds the target.
-  const std::uint64_t target = contract::multiply_high(draw, total);
-  const int share = (vocab + kThreads - 1) / kThreads;
-  const int begin = thread * share < vocab ? thread * share : vocab;
-  const int end = begin + share < vocab ? begin + share : vocab;
-  std::uint64_t own_ties = 0;
-  for (int i = begin; i < end; ++i) own_ties += logit_key(logits[i]) == threshold;
-  const std::uint64_t ties_before = block_sum_before(state, own_ties);
-  const auto walk = [&](const auto& visit) {
-    std::uint64_t tie = ties_before;
-    for (int i = begin; i < end; ++i) {
-      const std::uint32_t key = logit_key(logits[i]);
-      if (key > threshold || (key == threshold && tie++ < ties)) {
-        if (!visit(i)) return;
-      }
-    }
-  };
-  std::uint64_t own_weight = 0;
-  walk([&](int i) {
-    own_weight += weights[i];
-    return true;
-  });
-  std::uint64_t cumulative = block_sum_before(state, own_weight);
-  if (target >= cumulative && target < cumulative + own_weight) {
-    walk([&](int i) {
-      cumulative += weights[i];
-      if (cumulative <= target) return true;
-      out[row] = i;
-      return false;
-    });
-  }
+  if (threadIdx.x == 0) out[Call::row()] = chosen;
 }
 
 }  // namespace
 
 void sample(Context& context, std::int32_t* out, const float* logits, std::int64_t vocab,
-            const SampleRow* requests, std::int64_t M) {
-  Scratch<std::uint64_t> weights(context, static_cast<std::size_t>(M * vocab));
-  sample_kernel<<<static_cast<unsigned>(M), kThreads, 0, context.stream>>>(
-      out, weights.get(), logits, static_cast<int>(vocab), requests);
+            const SampleRow* requests, std::int64_t M, SampleKinds kinds) {
+  if (M == 0) return;
+  const auto round_up = [](std::int64_t n, std::int64_t unit) {
+    return (n + unit - 1) / unit * unit;
+  };
+  // Some blocks for every multiprocessor; few slices otherwise, since every block reads the sums of
+  // all of its row.
+  constexpr std::int64_t kBlocks = 1024, kFew = 8, kMany = 64;
+  std::int64_t slices = kBlocks / M < kFew ? kFew : kBlocks / M > kMany ? kMany : kBlocks / M;
+  const std::int64_t least = round_up(vocab, kSliceCandidates) / kSliceCandidates;
+  if (slices < least) slices = least;
+  const std::int64_t slice = round_up((vocab + slices - 1) / slices, kThreads);
+  slices = (vocab + slice - 1) / slice;
+
+  const auto bins = static_cast<std::size_t>(M * slices * kBins);
+  const bool searched = kinds.drawn && (kinds.top_k || kinds.top_p);
+  Scratch<std::uint64_t> best(context, static_cast<std::size_t>(M * slices));
+  Scratch<std::uint32_t> lowest(context, static_cast<std::size_t>(M * slices));
+  Scratch<std::uint64_t> coarse_weights(context, kinds.drawn ? bins : 0);
+  Scratch<std::uint32_t> coarse_counts(context, kinds.drawn ? bins : 0);
+  Scratch<std::uint64_t> fine_weights(context, searched ? bins : 0);
+  Scratch<std::uint32_t> fine_counts(context, searched ? bins : 0);
+  Scratch<std::uint32_t> keys(context, searched ? static_cast<std::size_t>(M * vocab) : 0);
+  Scratch<std::uint32_t> key_counts(context,
+                                    searched ? static_cast<std::size_t>(M * slices * kWarps) : 0);
+  Scratch<Kept> top_k(context, searched ? static_cast<std::size_t>(M) : 0);
+  const Call call = {logits,
+                     requests,
+                     kinds,
+                     static_cast<int>(vocab),
+                     static_cast<int>(slices),
+                     static_cast<int>(slice),
+                     best.get(),
+                     lowest.get(),
+                     {coarse_weights.get(), coarse_counts.get()},
+                     {fine_weights.get(), fine_counts.get()},
+                     keys.get(),
+                     key_counts.get(),
+                     top_k.get()};
+
+  const dim3 each_slice(static_cast<unsigned>(slices), static_cast<unsigned>(M));
+  const dim3 each_row(1, static_cast<unsigned>(M));
+  launch_overlapping(context, best_kernel, each_slice, dim3(kThreads), 0, call);
+  if (!kinds.drawn) {
+    launch_overlapping(context, greedy_kernel, each_row, dim3(32), 0, out, call);
+  } else {
+    launch_overlapping(context, coarse_kernel, each_slice, dim3(kThreads), 0, call);
+    if (kinds.top_k) {
+      launch_overlapping(context, fine_kernel<Kind::kTopK>, each_slice, dim3(kThreads), 0, call);
+    }
+    if (kinds.top_k && kinds.top_p) {
+      launch_overlapping(context, top_k_kernel, each_row, dim3(kSearchThreads), 0, call);
+    }
+    if (kinds.top_p) {
+      launch_overlapping(context, fine_kernel<Kind::kTopP>, each_slice, dim3(kThreads), 0, call);
+    }
+    launch_overlapping(context, draw_kernel, each_row, dim3(kSearchThreads), 0, out, call);
+  }
   BW_CUDA_LAUNCHED("sample");
 }
 

@@ -176,10 +176,15 @@ Digest ReferenceBackend::hash_row(LeafType type, std::uint32_t first_layer, std:
   return leaf_digest(prefix, head, ByteView(b + row * second_bytes, second_bytes));
 }
 
-void ReferenceBackend::hash_rows(Digest* out, LeafType type, std::uint32_t first_layer,
-                                 std::int64_t layers, const float* first, std::size_t first_bytes,
-                                 const float* second, std::size_t second_bytes,
-                                 const RowMap& rows) {
+void ReferenceBackend::hash_rows(Digest* out, std::uint32_t* non_finite, LeafType type,
+                                 std::uint32_t first_layer, std::int64_t layers, const float* first,
+                                 std::size_t first_bytes, const float* second,
+                                 std::size_t second_bytes, const RowMap& rows) {
+  const auto count = [&](std::size_t row_bytes) {
+    return layers * rows.rows * static_cast<std::int64_t>(row_bytes / sizeof(float));
+  };
+  flag_non_finite(non_finite, first, count(first_bytes));
+  if (second_bytes != 0) flag_non_finite(non_finite, second, count(second_bytes));
   for (std::int64_t i = 0; i < layers * rows.rows; ++i) {
     out[i] = hash_row(type, first_layer, i, first, first_bytes, second, second_bytes, rows);
   }
@@ -197,7 +202,7 @@ NonFinite ReferenceBackend::find_non_finite(const float* x, std::int64_t width, 
 }
 
 void ReferenceBackend::sample(std::int32_t* out, const float* logits, std::int64_t vocab,
-                              const SampleRequest* requests, std::int64_t M) {
+                              const SampleRequest* requests, std::int64_t M, SampleKinds) {
   for (std::int64_t m = 0; m < M; ++m) {
     out[m] = sample_token(logits + m * vocab, vocab, requests[m].params, requests[m].draw);
   }

@@ -36,13 +36,13 @@ class ReferenceBackend : public Backend {
   void add(float* out, const float* x, const float* y, std::int64_t count) override;
   void gather_rows(float* out, const float* x, std::int64_t width, const std::int32_t* index,
                    std::int64_t count) override;
-  void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
-                 const float* first, std::size_t first_bytes, const float* second,
-                 std::size_t second_bytes, const RowMap& rows) override;
+  void hash_rows(Digest* out, std::uint32_t* non_finite, LeafType type, std::uint32_t first_layer,
+                 std::int64_t layers, const float* first, std::size_t first_bytes,
+                 const float* second, std::size_t second_bytes, const RowMap& rows) override;
   void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) override;
   NonFinite find_non_finite(const float* x, std::int64_t width, std::int64_t M) override;
   void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
-              const SampleRequest* requests, std::int64_t M) override;
+              const SampleRequest* requests, std::int64_t M, SampleKinds kinds) override;
 
  protected:
   // Digest `index` of those that hash_rows makes of these arguments.

@@ -451,7 +451,8 @@ TEST(Oracle, Sampler) {
               request.params = {contract::float_of(temperature), top_k, contract::float_of(top_p)};
               request.draw = i == 0 ? 0 : i == 1 ? ~std::uint64_t{0} : inputs();
               std::int32_t got = -1;
-              backend.sample(&got, values.data(), static_cast<std::int64_t>(vocab), &request, 1);
+              backend.sample(&got, values.data(), static_cast<std::int64_t>(vocab), &request, 1,
+                             {});
               ASSERT_EQ(static_cast<std::uint32_t>(got),
                         oracle::sample(logits, temperature, top_k, top_p, request.draw))
                   << "vocab " << vocab << ", shape " << shape << ", temperature bits "

@@ -7,7 +7,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <map>
+#include <random>
 #include <set>
 
 #include "attest/base/error.h"
@@ -82,6 +84,54 @@ TEST_P(EqualClaims, FromEveryBackendChunkingAndBatch) {
       expect_same(run(model, device, requests, options),
                   "chunks of " + std::to_string(chunk) + ", 2 at a time, on " + device);
     }
+  }
+}
+
+// One request among random neighbours that come and go: the same claim at every slot.
+TEST_P(EqualClaims, AloneAndAtEachSlotOfLargeBatches) {
+  const ServedModel& model = served(GetParam());
+  const std::uint32_t vocab = static_cast<std::uint32_t>(model.model.config().vocab_size);
+  std::mt19937 random(20261130);
+  const auto random_request = [&](std::size_t prompt, std::size_t tokens) {
+    GenerationRequest request;
+    for (std::size_t t = 0; t < prompt; ++t) {
+      request.prompt_ids.push_back(static_cast<std::uint32_t>(random()) % vocab);
+    }
+    request.max_tokens = tokens;
+    request.sampling = {0.8f, 0, 0.95f};
+    request.seed = {static_cast<std::uint8_t>(random()), 1};
+    request.seed_provenance = SeedProvenance::kNonce;
+    return request;
+  };
+  const GenerationRequest subject = random_request(61, 9);  // crosses a page of the cache
+  const std::string alone = run(model, "cpu", {subject}).front().claim.digest().hex();
+  for (const std::string& device : available_backends()) {
+    if (device == "ref") continue;
+    const std::unique_ptr<Backend> backend = make_backend(device, 2);
+    const PlacedWeights weights(model.model.weights(), *backend);
+    std::size_t batches = 0;
+    const auto expect_same = [&](std::size_t batch, std::size_t slot, std::int64_t chunk) {
+      std::vector<GenerationRequest> requests;
+      for (std::size_t i = 0; i < batch; ++i) {
+        requests.push_back(i == slot ? subject
+                                     : random_request(1 + random() % 9, 1 + random() % 12));
+      }
+      GenerationOptions options;
+      options.max_slots = static_cast<std::int64_t>(batch);
+      options.prefill_chunk = chunk;
+      const Claim claim = generate(model, weights, *backend, requests, options)[slot].claim;
+      EXPECT_EQ(claim.digest().hex(), alone)
+          << device << ", batch of " << batch << ", slot " << slot << ", chunk " << chunk;
+      ++batches;
+    };
+    for (const std::size_t batch : {1u, 2u, 8u, 33u, 64u}) {
+      // Every slot where it is quick; on a CPU the ends and the middle of the large batches.
+      const std::size_t step = batch <= 8 || device == "cuda" ? 1 : batch / 2;
+      for (std::size_t slot = 0; slot < batch; slot += step) expect_same(batch, slot, 0);
+      for (const std::int64_t chunk : {1, 16, 17}) expect_same(batch, batch - 1, chunk);
+    }
+    std::cout << "batch invariance | " << GetParam() << " on " << device << ": one claim from "
+              << batches << " batches of 1 to 64\n";
   }
 }
 

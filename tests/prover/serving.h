@@ -94,11 +94,11 @@ class SlowBackend : public Backend {
                    std::int64_t count) override {
     backend().gather_rows(out, x, width, index, count);
   }
-  void hash_rows(Digest* out, LeafType type, std::uint32_t first_layer, std::int64_t layers,
-                 const float* first, std::size_t first_bytes, const float* second,
-                 std::size_t second_bytes, const RowMap& rows) override {
-    backend().hash_rows(out, type, first_layer, layers, first, first_bytes, second, second_bytes,
-                        rows);
+  void hash_rows(Digest* out, std::uint32_t* non_finite, LeafType type, std::uint32_t first_layer,
+                 std::int64_t layers, const float* first, std::size_t first_bytes,
+                 const float* second, std::size_t second_bytes, const RowMap& rows) override {
+    backend().hash_rows(out, non_finite, type, first_layer, layers, first, first_bytes, second,
+                        second_bytes, rows);
   }
   void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) override {
     backend().flag_non_finite(flag, x, count);
@@ -107,8 +107,8 @@ class SlowBackend : public Backend {
     return backend().find_non_finite(x, width, M);
   }
   void sample(std::int32_t* out, const float* logits, std::int64_t vocab,
-              const SampleRequest* requests, std::int64_t M) override {
-    backend().sample(out, logits, vocab, requests, M);
+              const SampleRequest* requests, std::int64_t M, SampleKinds kinds) override {
+    backend().sample(out, logits, vocab, requests, M, kinds);
   }
 
   std::atomic<int> steps{0};

@@ -573,16 +573,23 @@ TEST_P(CpuBackendTest, HashRows) {
           const RowMap rows{M / layers, slots.data(), positions.data(), slots.data(),
                             positions.data()};
           std::vector<Digest> want(static_cast<std::size_t>(M)), got(want.size());
-          reference_.hash_rows(want.data(), LeafType::kKeyValue, 3, layers, a.data(), width * 4,
-                               b.data(), width * 4, rows);
-          backend->hash_rows(got.data(), LeafType::kKeyValue, 3, layers, a.data(), width * 4,
-                             b.data(), width * 4, rows);
+          std::uint32_t non_finite = 0;
+          reference_.hash_rows(want.data(), &non_finite, LeafType::kKeyValue, 3, layers, a.data(),
+                               width * 4, b.data(), width * 4, rows);
+          backend->hash_rows(got.data(), &non_finite, LeafType::kKeyValue, 3, layers, a.data(),
+                             width * 4, b.data(), width * 4, rows);
           EXPECT_EQ(got, want) << "M=" << M << " width=" << width;
-          reference_.hash_rows(want.data(), LeafType::kRow, 4, layers, a.data(), width * 4, nullptr,
-                               0, rows);
-          backend->hash_rows(got.data(), LeafType::kRow, 4, layers, a.data(), width * 4, nullptr, 0,
-                             rows);
+          reference_.hash_rows(want.data(), &non_finite, LeafType::kRow, 4, layers, a.data(),
+                               width * 4, nullptr, 0, rows);
+          backend->hash_rows(got.data(), &non_finite, LeafType::kRow, 4, layers, a.data(),
+                             width * 4, nullptr, 0, rows);
           EXPECT_EQ(got, want) << "M=" << M << " width=" << width;
+          EXPECT_EQ(non_finite, 0u);
+          std::vector<float> bad = a;
+          bad.back() = std::numeric_limits<float>::infinity();
+          backend->hash_rows(got.data(), &non_finite, LeafType::kRow, 4, layers, bad.data(),
+                             width * 4, nullptr, 0, rows);
+          EXPECT_EQ(non_finite, 1u);
         }
       }
     }
@@ -646,8 +653,8 @@ TEST_P(CpuBackendTest, Sample) {
         }
       }
       std::vector<std::int32_t> want(kM, -1), got(kM, -2);
-      reference_.sample(want.data(), logits.data(), vocab, requests.data(), kM);
-      backend->sample(got.data(), logits.data(), vocab, requests.data(), kM);
+      reference_.sample(want.data(), logits.data(), vocab, requests.data(), kM, {});
+      backend->sample(got.data(), logits.data(), vocab, requests.data(), kM, {});
       EXPECT_EQ(got, want) << "vocab=" << vocab;
     }
   }

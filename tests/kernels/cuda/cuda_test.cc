@@ -279,11 +279,16 @@ TEST_F(CudaRowsTest, HashRows) {
         RowMap host = step.host(), device = step.device();
         host.rows = device.rows = 5 / layers;
         const Buffer digests = upload(std::vector<Digest>(M));
-        cuda_->hash_rows(digests.as<Digest>(), type, 31, layers, device_a.as<float>(), first * 4,
+        const Buffer flag = upload(std::vector<std::uint32_t>{0});
+        cuda_->hash_rows(digests.as<Digest>(), flag.as<std::uint32_t>(), type, 31, layers,
+                         device_a.as<float>(), first * 4,
                          second == 0 ? nullptr : device_b.as<float>(), second * 4, device);
         cuda_->finish_hashing();
         cuda_->to_host(got.data(), digests.as<void>(), digests.bytes());
-        reference_.hash_rows(want.data(), type, 31, layers, a.data(), first * 4,
+        std::uint32_t non_finite = 2, unset = 0;
+        cuda_->to_host(&non_finite, flag.as<void>(), sizeof non_finite);
+        EXPECT_EQ(non_finite, 0u);
+        reference_.hash_rows(want.data(), &unset, type, 31, layers, a.data(), first * 4,
                              second == 0 ? nullptr : b.data(), second * 4, host);
         for (std::size_t m = 0; m < M; ++m) {
           EXPECT_EQ(got[m].hex(), want[m].hex()) << first << " + " << second << " words, row " << m;
@@ -364,8 +369,8 @@ TEST_F(CudaTest, Sampler) {
       std::vector<std::int32_t> got(requests.size(), -1);
       const Buffer device_requests = upload(requests), tokens = upload(got);
       cuda_->sample(tokens.as<std::int32_t>(), device_logits.as<float>(), vocab,
-                    device_requests.as<SampleRequest>(),
-                    static_cast<std::int64_t>(requests.size()));
+                    device_requests.as<SampleRequest>(), static_cast<std::int64_t>(requests.size()),
+                    {});
       cuda_->to_host(got.data(), tokens.as<void>(), tokens.bytes());
       for (std::size_t i = 0; i < requests.size(); ++i) {
         const contract::SamplingParams& p = requests[i].params;
@@ -384,6 +389,7 @@ TEST_F(CudaRowsTest, RecordedStepsReadWhatStandsThereNow) {
   const std::int64_t N = 70, K = 1096;
   const Buffer w = upload(weights(Dtype::kBf16, N * K, 60)), x = poisoned(K), y = poisoned(N);
   const Buffer digest = upload(std::vector<Digest>(1));
+  const Buffer flag = upload(std::vector<std::uint32_t>{0});
   const Matrix matrix{Dtype::kBf16, N, K, w.as<std::byte>()};
   const Rows one = rows({0}, {7});
   const std::unique_ptr<Recordings> recordings = cuda_->make_recordings();
@@ -392,16 +398,17 @@ TEST_F(CudaRowsTest, RecordedStepsReadWhatStandsThereNow) {
     cuda_->to_device(x.as<void>(), input.data(), x.bytes());
     recordings->run(run % 2, [&] {  // two keys, the same step
       cuda_->matmul(y.as<float>(), x.as<float>(), matrix, 1);
-      cuda_->hash_rows(digest.as<Digest>(), LeafType::kRow, 1, 1, y.as<float>(), N * 4, nullptr, 0,
-                       one.device());
+      cuda_->hash_rows(digest.as<Digest>(), flag.as<std::uint32_t>(), LeafType::kRow, 1, 1,
+                       y.as<float>(), N * 4, nullptr, 0, one.device());
       cuda_->finish_hashing();
     });
     Digest got, want;
+    std::uint32_t unset = 0;
     cuda_->to_host(&got, digest.as<void>(), sizeof got);
     std::vector<float> product(static_cast<std::size_t>(N));
     const std::vector<std::byte> host_w = weights(Dtype::kBf16, N * K, 60);
     reference_.matmul(product.data(), input.data(), {Dtype::kBf16, N, K, host_w.data()}, 1);
-    reference_.hash_rows(&want, LeafType::kRow, 1, 1, product.data(), N * 4, nullptr, 0,
+    reference_.hash_rows(&want, &unset, LeafType::kRow, 1, 1, product.data(), N * 4, nullptr, 0,
                          one.host());
     EXPECT_EQ(got.hex(), want.hex()) << "run " << run;
   }
