@@ -249,6 +249,13 @@ class Backend {
   virtual void start_hashing() {}
   // Later operators run after every hash_rows so far.
   virtual void finish_hashing() {}
+  // Copies to host memory (of allocate_host) after every hash_rows so far, beside later operators;
+  // done once wait_hashed() was called with what is returned. Calls are waited for in their order.
+  virtual std::uint64_t fetch_hashed(void* host, const void* source, std::size_t bytes) {
+    to_host(host, source, bytes);
+    return 0;
+  }
+  virtual void wait_hashed(std::uint64_t) {}
   // Sets *flag to 1 if any of x[count] is not finite, else leaves it. Backend memory. It may run
   // beside later operators, too.
   virtual void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) = 0;

@@ -13,6 +13,7 @@ constexpr std::int64_t kMaxEmitRows = 64;
 // Steps of at most so many rows keep the rows of all layers, so that they are hashed together at
 // the end; longer ones hash layer by layer.
 constexpr std::int64_t kShortStepRows = 64;
+static_assert(kShortStepRows <= kMaxEmitRows);
 
 // rows * width * 4 bytes, refused before it can overflow.
 std::size_t checked_bytes(std::initializer_list<std::int64_t> factors, const char* what) {
@@ -48,19 +49,22 @@ std::string non_finite_message(const std::string& op, std::int64_t layer, std::i
          "). The run ends here; this model cannot be run on this prompt under this arithmetic";
 }
 
-// The rows of all but so many layers of a short step are hashed while the last ones are computed.
-constexpr std::int64_t kLateLayers = 6;
-
 // Rows kept at once: of all layers of a short step, of two layers of a long one, so that those of
 // one are hashed while the next is computed.
 struct StepRows {
-  StepRows(const ModelConfig& config, const EngineOptions& options) {
-    const std::int64_t short_rows = std::min(options.max_rows, kShortStepRows);
-    hidden = std::max((config.num_layers + 1) * short_rows, 2 * options.max_rows);
-    key_values = std::max(config.num_layers * short_rows, 2 * options.max_rows);
+  StepRows(const ModelConfig& config, std::int64_t max_rows) {
+    const std::int64_t short_rows = std::min(max_rows, kShortStepRows);
+    const std::int64_t long_rows = max_rows > kShortStepRows ? 2 * max_rows : 0;
+    hidden = std::max((config.num_layers + 1) * short_rows, long_rows);
+    key_values = std::max(config.num_layers * short_rows, long_rows);
   }
   std::int64_t hidden, key_values;
 };
+
+// Rows that a lane is made for.
+std::int64_t lane_rows(const EngineOptions& options, std::int64_t lane) {
+  return lane == 0 ? options.max_rows : std::min(options.max_rows, kShortStepRows);
+}
 
 // `pages`, rounded up to three significant bits: launches are sized by it, and a step is recorded
 // anew when it changes.
@@ -80,7 +84,7 @@ struct Engine::StepLayout {
   std::int64_t M, emitted;
   std::size_t slot, position, token, emit_index, emit_slot, emit_position, requests;
   std::size_t flag;  // the last input and the first output
-  std::size_t rows, key_values, logits, tokens, end;
+  std::size_t tokens, rows, key_values, logits, end;
 
   StepLayout(std::int64_t rows_of_step, std::int64_t emitted_rows, std::int64_t layers)
       : M(rows_of_step), emitted(emitted_rows) {
@@ -100,20 +104,24 @@ struct Engine::StepLayout {
     requests = take(emitted, sizeof(SampleRequest));
     at = align_up(at, sizeof(Digest));
     flag = take(1, sizeof(Digest));
+    tokens = take(emitted, sizeof(std::int32_t));
+    at = align_up(at, sizeof(Digest));
     rows = take((layers + 1) * M, sizeof(Digest));
     key_values = take(layers * M, sizeof(Digest));
     logits = take(emitted, sizeof(Digest));
-    tokens = take(emitted, sizeof(std::int32_t));
     end = at;
   }
   std::size_t inputs_end() const { return flag + sizeof(Digest); }
 };
 
 struct Engine::Step {
+  Lane* lane;
   StepLayout at;
   RowMap rows, emitted;
   bool emits_all = false;  // row m is the emitted row m
   SampleKinds kinds{false, false, false};
+  std::uint64_t fetched = 0;  // of the backend: digests that are on their way
+  decltype(StepObserver::on_leaves) on_leaves = {};
 };
 
 namespace {
@@ -151,39 +159,58 @@ Engine::Engine(const ModelConfig& config, const PlacedWeights& weights, Backend&
   backend.to_device(cosines_.as<void>(), tables.cosines.data(), table_bytes);
   backend.to_device(sines_.as<void>(), tables.sines.data(), table_bytes);
 
-  const StepRows rows(config, options_);
-  hidden_ = backend.allocate(checked_bytes({rows.hidden, config.hidden_size}, "the hidden rows"));
-  keys_ = backend.allocate(checked_bytes({rows.key_values, config.kv_size()}, "the key rows"));
-  values_ = backend.allocate(checked_bytes({rows.key_values, config.kv_size()}, "the value rows"));
   emitted_hidden_ =
       backend.allocate(checked_bytes({kMaxEmitRows, config.hidden_size}, "the hidden rows"));
-  logits_ = backend.allocate(checked_bytes({kMaxEmitRows, config.vocab_size}, "the logits"));
-  const std::size_t step_bytes =
-      StepLayout(options_.max_rows, options_.max_rows, config.num_layers).end;
-  host_step_ = backend.allocate_host(step_bytes);
-  step_ = backend.allocate(step_bytes);
+  const std::int64_t lanes = options_.defer_leaves ? 2 : 1;
+  for (std::int64_t i = 0; i < lanes; ++i) {
+    const std::int64_t max_rows = lane_rows(options_, i);
+    const StepRows rows(config, max_rows);
+    Lane& lane = lanes_[i];
+    lane.hidden =
+        backend.allocate(checked_bytes({rows.hidden, config.hidden_size}, "the hidden rows"));
+    lane.keys = backend.allocate(checked_bytes({rows.key_values, config.kv_size()}, "the keys"));
+    lane.values =
+        backend.allocate(checked_bytes({rows.key_values, config.kv_size()}, "the values"));
+    lane.logits = backend.allocate(checked_bytes({kMaxEmitRows, config.vocab_size}, "the logits"));
+    const std::size_t step_bytes = StepLayout(max_rows, max_rows, config.num_layers).end;
+    lane.host_step = backend.allocate_host(step_bytes);
+    lane.step = backend.allocate(step_bytes);
+  }
   recordings_ = backend.make_recordings();
+}
+
+Engine::~Engine() {
+  try {
+    backend_.wait_hashed(~std::uint64_t{0});  // what is on its way ends before its memory does
+  } catch (const Error&) {
+    // The device failed: whoever uses it next is told.
+  }
 }
 
 std::size_t Engine::least_memory(const ModelConfig& config, const EngineOptions& asked,
                                  const Backend& backend) {
   const EngineOptions options = checked(asked, config, backend);
-  const StepRows rows(config, options);
-  const std::int64_t scratch_rows = std::max(options.max_rows, kMaxEmitRows);
   const auto floats = [](std::int64_t count, std::int64_t width) {
     return checked_bytes({count, width}, "what a step computes with");
   };
-  return LayerScratch::bytes(config, scratch_rows) + floats(rows.hidden, config.hidden_size) +
-         2 * floats(rows.key_values, config.kv_size()) + floats(kMaxEmitRows, config.hidden_size) +
-         floats(kMaxEmitRows, config.vocab_size) +
-         StepLayout(options.max_rows, options.max_rows, config.num_layers).end +
-         floats(options.capacity, config.head_dim) +
-         static_cast<std::size_t>(options.slots) * KvCache::page_bytes(config);
+  std::size_t bytes = LayerScratch::bytes(config, std::max(options.max_rows, kMaxEmitRows)) +
+                      floats(kMaxEmitRows, config.hidden_size) +
+                      floats(options.capacity, config.head_dim) +
+                      static_cast<std::size_t>(options.slots) * KvCache::page_bytes(config);
+  for (std::int64_t i = 0; i < (options.defer_leaves ? 2 : 1); ++i) {
+    const std::int64_t max_rows = lane_rows(options, i);
+    const StepRows rows(config, max_rows);
+    bytes += floats(rows.hidden, config.hidden_size) +
+             2 * floats(rows.key_values, config.kv_size()) +
+             floats(kMaxEmitRows, config.vocab_size) +
+             StepLayout(max_rows, max_rows, config.num_layers).end;
+  }
+  return bytes;
 }
 
-float* Engine::hidden_rows(std::int64_t layer, std::int64_t M) const {
+float* Engine::hidden_rows(const Lane& lane, std::int64_t layer, std::int64_t M) const {
   const std::int64_t group = M <= kShortStepRows ? layer : layer % 2;
-  return hidden_.as<float>() + group * M * config_.hidden_size;
+  return lane.hidden.as<float>() + group * M * config_.hidden_size;
 }
 
 float* Engine::key_value_rows(const Buffer& buffer, std::int64_t layer, std::int64_t M) const {
@@ -221,19 +248,20 @@ std::vector<std::int32_t> Engine::step(std::span<const StepRow> rows,
 }
 
 // Inputs into the host's buffer, pages for every row.
-Engine::Step Engine::prepare(std::span<const StepRow> rows) {
+Engine::Step Engine::prepare(std::span<const StepRow> rows, Lane& lane) {
   const std::int64_t M = static_cast<std::int64_t>(rows.size());
   const std::int64_t emitted =
       std::count_if(rows.begin(), rows.end(), [](const StepRow& row) { return row.emit; });
-  Step step{StepLayout(M, emitted, config_.num_layers), {}, {}, false, {false, false, false}};
+  Step step{
+      .lane = &lane, .at = StepLayout(M, emitted, config_.num_layers), .rows = {}, .emitted = {}};
   const StepLayout& at = step.at;
-  auto* slot = part<std::int32_t>(host_step_, at.slot);
-  auto* position = part<std::int32_t>(host_step_, at.position);
-  auto* token = part<std::int32_t>(host_step_, at.token);
-  auto* emit_index = part<std::int32_t>(host_step_, at.emit_index);
-  auto* emit_slot = part<std::int32_t>(host_step_, at.emit_slot);
-  auto* emit_position = part<std::int32_t>(host_step_, at.emit_position);
-  auto* requests = part<SampleRequest>(host_step_, at.requests);
+  auto* slot = part<std::int32_t>(lane.host_step, at.slot);
+  auto* position = part<std::int32_t>(lane.host_step, at.position);
+  auto* token = part<std::int32_t>(lane.host_step, at.token);
+  auto* emit_index = part<std::int32_t>(lane.host_step, at.emit_index);
+  auto* emit_slot = part<std::int32_t>(lane.host_step, at.emit_slot);
+  auto* emit_position = part<std::int32_t>(lane.host_step, at.emit_position);
+  auto* requests = part<SampleRequest>(lane.host_step, at.requests);
   std::int64_t context = 0, e = 0;
   step.rows.distinct_slots = true;
   std::vector<bool> seen(static_cast<std::size_t>(options_.slots), false);
@@ -260,48 +288,96 @@ Engine::Step Engine::prepare(std::span<const StepRow> rows) {
   const std::int64_t pages = (context + LayerKv::kPagePositions - 1) / LayerKv::kPagePositions;
   step.rows.context = rounded_pages(pages) * LayerKv::kPagePositions;
   step.rows.rows = M;
-  step.rows.slot = part<std::int32_t>(step_, at.slot);
-  step.rows.position = part<std::int32_t>(step_, at.position);
+  step.rows.slot = part<std::int32_t>(lane.step, at.slot);
+  step.rows.position = part<std::int32_t>(lane.step, at.position);
   step.rows.host_slot = slot;
   step.rows.host_position = position;
   step.emitted = step.rows;
   step.emitted.rows = emitted;
-  step.emitted.slot = part<std::int32_t>(step_, at.emit_slot);
-  step.emitted.position = part<std::int32_t>(step_, at.emit_position);
+  step.emitted.slot = part<std::int32_t>(lane.step, at.emit_slot);
+  step.emitted.position = part<std::int32_t>(lane.step, at.emit_position);
   step.emitted.host_slot = emit_slot;
   step.emitted.host_position = emit_position;
-  *part<Digest>(host_step_, at.flag) = {};
+  *part<Digest>(lane.host_step, at.flag) = {};
   return step;
 }
 
 void Engine::step_chunk(std::span<const StepRow> rows, const StepObserver& observer,
                         std::vector<std::int32_t>& sampled) {
-  const Step step = prepare(rows);
+  const std::int64_t M = static_cast<std::int64_t>(rows.size());
+  const bool is_short = M <= kShortStepRows;
+  if (!is_short || observer.on_values) settle();  // they want the first lane
+  Lane& lane = pending_ && pending_->lane == &lanes_[0] ? lanes_[1] : lanes_[0];
+  Step step = prepare(rows, lane);
+  step.on_leaves = observer.on_leaves;
   const StepLayout& at = step.at;
   cache_.upload();
-  backend_.to_device(step_.as<void>(), host_step_.as<void>(), at.inputs_end());
-  if (step.rows.distinct_slots && step.emits_all && at.M <= kShortStepRows && !observer.on_values) {
+  backend_.to_device(lane.step.as<void>(), lane.host_step.as<void>(), at.inputs_end());
+  if (is_short && step.rows.distinct_slots && step.emits_all && !observer.on_values) {
     std::uint64_t key = static_cast<std::uint64_t>(step.rows.context);
-    key = key << 8 | static_cast<std::uint64_t>(at.M);
-    for (const bool bit : {static_cast<bool>(observer.on_leaves), step.kinds.drawn,
-                           step.kinds.top_k, step.kinds.top_p}) {
+    key = key << 8 | static_cast<std::uint64_t>(M);
+    for (const bool bit : {&lane == &lanes_[0], static_cast<bool>(observer.on_leaves),
+                           step.kinds.drawn, step.kinds.top_k, step.kinds.top_p}) {
       key = key << 1 | (bit ? 1 : 0);
     }
     recordings_->run(key, [&] { compute(step, observer); });
   } else {
     compute(step, observer);
   }
-  backend_.to_host(part<void>(host_step_, at.flag), part<void>(step_, at.flag), at.end - at.flag);
-  if (*part<std::uint32_t>(host_step_, at.flag) != 0) report_non_finite(step);
-  deliver(step, observer);
-  const auto* tokens = part<std::int32_t>(host_step_, at.tokens);
+  if (observer.on_leaves) {
+    if (is_short) commit_short_step(step);
+    backend_.fetch_hashed(part<void>(lane.host_step, at.flag), part<void>(lane.step, at.flag),
+                          sizeof(Digest));
+    step.fetched = backend_.fetch_hashed(part<void>(lane.host_step, at.rows),
+                                         part<void>(lane.step, at.rows), at.end - at.rows);
+  } else {
+    backend_.to_host(part<void>(lane.host_step, at.flag), part<void>(lane.step, at.flag),
+                     sizeof(Digest));
+  }
+  settle();  // of the step before, while this one is computed
+  backend_.to_host(part<void>(lane.host_step, at.tokens), part<void>(lane.step, at.tokens),
+                   static_cast<std::size_t>(at.emitted) * sizeof(std::int32_t));
+  const auto* tokens = part<std::int32_t>(lane.host_step, at.tokens);
   sampled.insert(sampled.end(), tokens, tokens + at.emitted);
+  pending_ = std::make_unique<Step>(step);
+  if (!options_.defer_leaves || !is_short || observer.on_values) settle();
+}
+
+// The rows of a short step into the trace, all at once.
+void Engine::commit_short_step(const Step& step) {
+  const Lane& lane = *step.lane;
+  const StepLayout& at = step.at;
+  const std::int64_t M = at.M, layers = config_.num_layers;
+  const std::size_t hidden_bytes = static_cast<std::size_t>(config_.hidden_size) * sizeof(float);
+  const std::size_t kv_bytes = static_cast<std::size_t>(config_.kv_size()) * sizeof(float);
+  auto* flag = part<std::uint32_t>(lane.step, at.flag);
+  backend_.hash_rows(part<Digest>(lane.step, at.rows), flag, LeafType::kRow, 0, layers + 1,
+                     hidden_rows(lane, 0, M), hidden_bytes, nullptr, 0, step.rows);
+  backend_.hash_rows(part<Digest>(lane.step, at.key_values), flag, LeafType::kKeyValue, 0, layers,
+                     key_value_rows(lane.keys, 0, M), kv_bytes, key_value_rows(lane.values, 0, M),
+                     kv_bytes, step.rows);
+  if (at.emitted != 0) {  // at most kMaxEmitRows: they are all there
+    backend_.hash_rows(
+        part<Digest>(lane.step, at.logits), flag, LeafType::kLogits, 0, 1, lane.logits.as<float>(),
+        static_cast<std::size_t>(config_.vocab_size) * sizeof(float), nullptr, 0, step.emitted);
+  }
+  backend_.start_hashing();
+}
+
+// Delivers the step that is pending, if there is one.
+void Engine::settle() {
+  if (!pending_) return;
+  const std::unique_ptr<Step> step = std::move(pending_);
+  backend_.wait_hashed(step->fetched);
+  if (*part<std::uint32_t>(step->lane->host_step, step->at.flag) != 0) report_non_finite(*step);
+  deliver(*step);
 }
 
 void Engine::compute(const Step& step, const StepObserver& observer) {
   compute_layers(step, observer, {});
   compute_heads(step, observer);
-  backend_.finish_hashing();
+  // The digests of short steps are made afterwards, out of recordings.
+  if (step.at.M > kShortStepRows || !observer.on_leaves) backend_.finish_hashing();
 }
 
 void Engine::compute_layers(const Step& step, const StepObserver& observer,
@@ -310,76 +386,74 @@ void Engine::compute_layers(const Step& step, const StepObserver& observer,
   const StepLayout& at = step.at;
   const std::int64_t M = at.M, layers = config.num_layers;
   const std::int64_t hidden = config.hidden_size, kv_width = config.kv_size();
-  const std::size_t hidden_bytes = static_cast<std::size_t>(hidden) * sizeof(float);
-  const std::size_t kv_bytes = static_cast<std::size_t>(kv_width) * sizeof(float);
+  const Lane& lane = *step.lane;
   const RopeView rope{cosines_.as<float>(), sines_.as<float>()};
   const bool short_step = M <= kShortStepRows;
-  auto* flag = part<std::uint32_t>(step_, at.flag);
-  // Layers [first, first + count) of rows, and of key-values, into the trace.
+  auto* flag = part<std::uint32_t>(lane.step, at.flag);
+  // Layers [first, first + count): where nothing is committed, whether all is finite; of a long
+  // step the digests, too.
   const auto commit_rows = [&](std::int64_t first, std::int64_t count) {
     if (probe) return;
-    const float* h = hidden_rows(first, M);
+    const float* h = hidden_rows(lane, first, M);
     if (!observer.on_leaves) return backend_.flag_non_finite(flag, h, count * M * hidden);
-    backend_.hash_rows(part<Digest>(step_, at.rows) + first * M, flag, LeafType::kRow,
-                       static_cast<std::uint32_t>(first), count, h, hidden_bytes, nullptr, 0,
-                       step.rows);
+    if (short_step) return;
+    backend_.hash_rows(part<Digest>(lane.step, at.rows) + first * M, flag, LeafType::kRow,
+                       static_cast<std::uint32_t>(first), count, h,
+                       static_cast<std::size_t>(hidden) * sizeof(float), nullptr, 0, step.rows);
   };
   const auto commit_key_values = [&](std::int64_t first, std::int64_t count) {
     if (probe) return;
-    const float* k = key_value_rows(keys_, first, M);
-    const float* v = key_value_rows(values_, first, M);
+    const float* k = key_value_rows(lane.keys, first, M);
+    const float* v = key_value_rows(lane.values, first, M);
     if (!observer.on_leaves) {
       backend_.flag_non_finite(flag, k, count * M * kv_width);
       backend_.flag_non_finite(flag, v, count * M * kv_width);
       return;
     }
-    backend_.hash_rows(part<Digest>(step_, at.key_values) + first * M, flag, LeafType::kKeyValue,
-                       static_cast<std::uint32_t>(first), count, k, kv_bytes, v, kv_bytes,
-                       step.rows);
+    if (short_step) return;
+    const std::size_t kv_bytes = static_cast<std::size_t>(kv_width) * sizeof(float);
+    backend_.hash_rows(part<Digest>(lane.step, at.key_values) + first * M, flag,
+                       LeafType::kKeyValue, static_cast<std::uint32_t>(first), count, k, kv_bytes,
+                       v, kv_bytes, step.rows);
   };
 
-  const std::int64_t early = std::max<std::int64_t>(layers - kLateLayers, 1);
-  float* const embedded = hidden_rows(0, M);
-  backend_.embed(embedded, weights_.embedding, part<std::int32_t>(step_, at.token), M);
+  float* const embedded = hidden_rows(lane, 0, M);
+  backend_.embed(embedded, weights_.embedding, part<std::int32_t>(lane.step, at.token), M);
   if (probe) probe("embedding", embedded, hidden);
   show(LeafType::kRow, 0, step.rows, embedded, hidden, nullptr, 0, observer);
   if (!short_step) commit_rows(0, 1);
   for (std::int64_t l = 0; l < layers; ++l) {
-    const LayerRows rows{hidden_rows(l, M), hidden_rows(l + 1, M), key_value_rows(keys_, l, M),
-                         key_value_rows(values_, l, M)};
+    const LayerRows rows{hidden_rows(lane, l, M), hidden_rows(lane, l + 1, M),
+                         key_value_rows(lane.keys, l, M), key_value_rows(lane.values, l, M)};
     layer_forward(backend_, config, weights_.layers[static_cast<std::size_t>(l)], rope,
                   cache_.layer(l), step.rows, scratch_, rows, CacheUse::kStore, probe);
     const std::uint32_t layer = static_cast<std::uint32_t>(l);
     show(LeafType::kKeyValue, layer, step.rows, rows.k, kv_width, rows.v, kv_width, observer);
     show(LeafType::kRow, layer + 1, step.rows, rows.out, hidden, nullptr, 0, observer);
-    if (!short_step) {
-      backend_.finish_hashing();  // of the layer before, whose rows the next one overwrites
-      commit_key_values(l, 1);
-      commit_rows(l + 1, 1);
-      backend_.start_hashing();
-    } else if (l + 1 == early) {  // while the last layers are computed
-      commit_rows(0, early + 1);
-      commit_key_values(0, early);
-      backend_.start_hashing();
-    }
+    if (short_step) continue;
+    backend_.finish_hashing();  // of the layer before, whose rows the next one overwrites
+    commit_key_values(l, 1);
+    commit_rows(l + 1, 1);
+    backend_.start_hashing();
   }
-  if (!short_step || early == layers) return;
-  commit_rows(early + 1, layers - early);
-  commit_key_values(early, layers - early);
+  if (!short_step) return;
+  commit_rows(0, layers + 1);
+  commit_key_values(0, layers);
 }
 
 void Engine::compute_heads(const Step& step, const StepObserver& observer) {
   const ModelConfig& config = config_;
   const StepLayout& at = step.at;
   const std::int64_t vocab = config.vocab_size;
-  const float* const last = hidden_rows(config.num_layers, at.M);
-  float* const logits = logits_.as<float>();
+  const Lane& lane = *step.lane;
+  const float* const last = hidden_rows(lane, config.num_layers, at.M);
+  float* const logits = lane.logits.as<float>();
   for (std::int64_t e = 0; e < at.emitted; e += kMaxEmitRows) {
     const std::int64_t count = std::min(kMaxEmitRows, at.emitted - e);
     const float* rows = last + e * config.hidden_size;
     if (!step.emits_all) {
       backend_.gather_rows(emitted_hidden_.as<float>(), last, config.hidden_size,
-                           part<std::int32_t>(step_, at.emit_index) + e, count);
+                           part<std::int32_t>(lane.step, at.emit_index) + e, count);
       rows = emitted_hidden_.as<float>();
     }
     if (e != 0) backend_.finish_hashing();  // logits are overwritten
@@ -390,16 +464,17 @@ void Engine::compute_heads(const Step& step, const StepObserver& observer) {
     emitted.position += e;
     emitted.host_slot += e;
     emitted.host_position += e;
-    auto* flag = part<std::uint32_t>(step_, at.flag);
-    if (observer.on_leaves) {
-      backend_.hash_rows(part<Digest>(step_, at.logits) + e, flag, LeafType::kLogits, 0, 1, logits,
-                         static_cast<std::size_t>(vocab) * sizeof(float), nullptr, 0, emitted);
-    } else {
+    auto* flag = part<std::uint32_t>(lane.step, at.flag);
+    if (!observer.on_leaves) {
       backend_.flag_non_finite(flag, logits, count * vocab);
+    } else if (at.M > kShortStepRows) {
+      backend_.hash_rows(part<Digest>(lane.step, at.logits) + e, flag, LeafType::kLogits, 0, 1,
+                         logits, static_cast<std::size_t>(vocab) * sizeof(float), nullptr, 0,
+                         emitted);
+      backend_.start_hashing();
     }
-    backend_.start_hashing();
-    backend_.sample(part<std::int32_t>(step_, at.tokens) + e, logits, vocab,
-                    part<SampleRequest>(step_, at.requests) + e, count, step.kinds);
+    backend_.sample(part<std::int32_t>(lane.step, at.tokens) + e, logits, vocab,
+                    part<SampleRequest>(lane.step, at.requests) + e, count, step.kinds);
     show(LeafType::kLogits, 0, emitted, logits, vocab, nullptr, 0, observer);
   }
 }
@@ -419,19 +494,20 @@ void Engine::show(LeafType type, std::uint32_t layer, const RowMap& rows, const 
                      second_width);
 }
 
-void Engine::deliver(const Step& step, const StepObserver& observer) {
-  if (!observer.on_leaves) return;
+void Engine::deliver(const Step& step) {
+  if (!step.on_leaves) return;
   const StepLayout& at = step.at;
-  const auto* rows = part<Digest>(host_step_, at.rows);
-  const auto* key_values = part<Digest>(host_step_, at.key_values);
+  const Buffer& host = step.lane->host_step;
+  const auto* rows = part<Digest>(host, at.rows);
+  const auto* key_values = part<Digest>(host, at.key_values);
   for (std::int64_t l = 0; l <= config_.num_layers; ++l) {
     const std::uint32_t layer = static_cast<std::uint32_t>(l);
-    observer.on_leaves(LeafType::kRow, layer, step.rows, rows + l * at.M);
+    step.on_leaves(LeafType::kRow, layer, step.rows, rows + l * at.M);
     if (l == config_.num_layers) continue;
-    observer.on_leaves(LeafType::kKeyValue, layer, step.rows, key_values + l * at.M);
+    step.on_leaves(LeafType::kKeyValue, layer, step.rows, key_values + l * at.M);
   }
   if (at.emitted == 0) return;
-  observer.on_leaves(LeafType::kLogits, 0, step.emitted, part<Digest>(host_step_, at.logits));
+  step.on_leaves(LeafType::kLogits, 0, step.emitted, part<Digest>(host, at.logits));
 }
 
 // Runs the rows of the failing step again, looking after each operator, to name the first one whose

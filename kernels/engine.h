@@ -30,7 +30,7 @@ struct StepRow {
 };
 
 // What a step commits to. Any callback may be empty; what it would need is then not computed.
-// on_leaves is called once the rows of a step are done, on_values in between.
+// on_values is called while the rows of a step are computed, on_leaves when they are done.
 struct StepObserver {
   // Leaf digests of `rows` (layer l: row h[l] for l in [0, L], key-value l in [0, L), logits with l
   // = 0). rows.host_slot and rows.host_position say whose they are; digests[m] belongs to row m.
@@ -66,6 +66,9 @@ struct EngineOptions {
   std::int64_t capacity = 0;  // positions per sequence, at most config.max_positions
   // Rows computed together; longer steps are cut (bits do not change). 0: what suits the backend.
   std::int64_t max_rows = 0;
+  // The leaves of a decode step may be delivered by the next step(), or by flush(): they are hashed
+  // while that one computes. A value of it that is not finite is reported then, too.
+  bool defer_leaves = false;
 };
 
 class Engine {
@@ -76,6 +79,7 @@ class Engine {
   // does not suffice.
   Engine(const ModelConfig& config, const PlacedWeights& weights, Backend& backend,
          const EngineOptions& options);
+  ~Engine();
 
   // Bytes that an engine with these options takes of the backend besides the weights, with a page
   // of cache for each sequence.
@@ -86,6 +90,9 @@ class Engine {
   // run) through the model and returns the sampled token of each row with emit, in order. Token ids
   // must be in the vocabulary and positions in [0, capacity), else a usage error.
   std::vector<std::int32_t> step(std::span<const StepRow> rows, const StepObserver& observer);
+
+  // Delivers, to the observers of their steps, the leaves that are still to be delivered.
+  void flush() { settle(); }
 
   // Takes memory for positions [0, positions) of a slot before it is needed; steps take what is
   // missing. Throws an infrastructure error when there is not enough.
@@ -103,19 +110,30 @@ class Engine {
   struct StepLayout;
   struct Step;
 
+  // What a step works on. Decode steps take the two lanes by turns: one is hashed while the other
+  // computes.
+  struct Lane {
+    Buffer hidden;           // rows of all layers of a short step, of two layers of a long one
+    Buffer keys, values;     // likewise
+    Buffer logits;           // [max_emit, vocab]
+    Buffer host_step, step;  // as StepLayout says
+  };
+
   void step_chunk(std::span<const StepRow> rows, const StepObserver& observer,
                   std::vector<std::int32_t>& sampled);
-  Step prepare(std::span<const StepRow> rows);
+  Step prepare(std::span<const StepRow> rows, Lane& lane);
+  void commit_short_step(const Step& step);
+  void settle();
   void compute(const Step& step, const StepObserver& observer);
   void compute_layers(const Step& step, const StepObserver& observer, const OperatorProbe& probe);
   void compute_heads(const Step& step, const StepObserver& observer);
   void show(LeafType type, std::uint32_t layer, const RowMap& rows, const float* first,
             std::int64_t first_width, const float* second, std::int64_t second_width,
             const StepObserver& observer);
-  void deliver(const Step& step, const StepObserver& observer);
+  void deliver(const Step& step);
   [[noreturn]] void report_non_finite(const Step& step);
   // Where the rows of a layer stand in a step of M rows.
-  float* hidden_rows(std::int64_t layer, std::int64_t M) const;
+  float* hidden_rows(const Lane& lane, std::int64_t layer, std::int64_t M) const;
   float* key_value_rows(const Buffer& buffer, std::int64_t layer, std::int64_t M) const;
 
   Backend& backend_;
@@ -124,12 +142,10 @@ class Engine {
   const ModelWeights& weights_;
   LayerScratch scratch_;
   KvCache cache_;
-  Buffer cosines_, sines_;   // [capacity, head_dim / 2]
-  Buffer hidden_;            // rows of all layers of a short step, of two layers of a long one
-  Buffer keys_, values_;     // likewise
-  Buffer emitted_hidden_;    // [max_emit, hidden]
-  Buffer logits_;            // [max_emit, vocab]
-  Buffer host_step_, step_;  // as StepLayout says
+  Buffer cosines_, sines_;                  // [capacity, head_dim / 2]
+  Buffer emitted_hidden_;                   // [max_emit, hidden]
+  Lane lanes_[2];                           // the second one is for short steps
+  std::unique_ptr<Step> pending_;           // computed, not delivered
   std::unique_ptr<Recordings> recordings_;  // ends before what they use
   std::vector<float> host_first_, host_second_;
 };

@@ -101,6 +101,7 @@ class GenerationBatch::Impl {
     EngineOptions out;
     out.slots = std::max<std::int64_t>(options_.max_slots, 1);
     out.capacity = capacity;
+    out.defer_leaves = options_.commit;
     const std::int64_t most = options_.max_rows > 0 ? options_.max_rows : backend_.preferred_rows();
     out.max_rows = std::min(most, out.slots * out.capacity);
     return out;
@@ -110,8 +111,14 @@ class GenerationBatch::Impl {
     if (!observer_.cancelled) return;
     std::erase_if(waiting_,
                   [&](const Waiting& waiting) { return observer_.cancelled(waiting.index); });
+    std::vector<std::size_t> gone;
+    for (const Sequence& sequence : active_) {
+      if (observer_.cancelled(sequence.index)) gone.push_back(sequence.index);
+    }
+    if (gone.empty()) return;
+    engine_.flush();  // leaves of theirs, too, may still be on their way
     std::erase_if(active_, [&](const Sequence& sequence) {
-      if (!observer_.cancelled(sequence.index)) return false;
+      if (std::find(gone.begin(), gone.end(), sequence.index) == gone.end()) return false;
       free_slot(sequence.slot);
       return true;
     });
@@ -259,6 +266,9 @@ class GenerationBatch::Impl {
 
   std::vector<Finished> retire() {
     std::vector<Finished> out;
+    const bool any = std::any_of(active_.begin(), active_.end(),
+                                 [](const Sequence& sequence) { return sequence.stopped; });
+    if (any) engine_.flush();
     for (auto it = active_.begin(); it != active_.end();) {
       if (!it->stopped) {
         ++it;

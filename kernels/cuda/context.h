@@ -43,13 +43,13 @@ namespace bitwitness::cuda {
     }                                                                                    \
   } while (false)
 
-// Device memory that is kept for re-use, in two kinds that never mix. Scratch of one operator may
-// be handed out again while kernels still use it: its next user runs after them, in the same
-// stream. A recorded step goes on using the scratch that it was recorded with, so that no buffer
-// may ever be made of it.
+// Device memory that is kept for re-use, in kinds that never mix. Scratch of one operator may be
+// handed out again while kernels still use it: its next user runs after them, in the same stream. A
+// recorded step goes on using the scratch that it was recorded with, so that neither a buffer nor
+// what runs beside recorded steps (hashing) may ever be made of it.
 class DeviceMemory {
  public:
-  enum class Kind { kBuffer, kScratch };
+  enum class Kind { kBuffer, kScratch, kHashing };
 
   DeviceMemory() = default;
   DeviceMemory(const DeviceMemory&) = delete;
@@ -100,9 +100,10 @@ struct Context {
 template <class T>
 class Scratch {
  public:
-  Scratch(Context& context, std::size_t count)
+  Scratch(Context& context, std::size_t count,
+          DeviceMemory::Kind kind = DeviceMemory::Kind::kScratch)
       : memory_(context.memory),
-        data_(static_cast<T*>(memory_.allocate(count * sizeof(T), DeviceMemory::Kind::kScratch))) {}
+        data_(static_cast<T*>(memory_.allocate(count * sizeof(T), kind))) {}
   ~Scratch() { memory_.release(data_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -1,5 +1,7 @@
+// The CUDA backend: operators as backend.h has them, onto the launch functions of context.h.
 #include <cassert>
 #include <cstdio>
+#include <deque>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -10,124 +12,10 @@
 #include "attest/base/error.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/recordings.h"
 
 namespace bitwitness {
 namespace cuda {
-
-void throw_cuda_error(cudaError_t error, const char* call, const char* file, int line) {
-  const char* advice =
-      "see whether nvidia-smi lists the device as healthy, or choose another --device";
-  switch (error) {
-    case cudaErrorMemoryAllocation:
-      advice =
-          "the device is out of memory: use fewer or shorter sequences, or free it from other "
-          "programs";
-      break;
-    case cudaErrorNoDevice:
-    case cudaErrorInsufficientDriver:
-    case cudaErrorSystemDriverMismatch:
-      advice =
-          "install an NVIDIA driver at least as new as this build's CUDA runtime, or use --device "
-          "cpu";
-      break;
-    case cudaErrorNoKernelImageForDevice:
-      advice =
-          "this build has no code for this GPU: configure with -DCMAKE_CUDA_ARCHITECTURES=native, "
-          "or "
-          "use the preset all-archs";
-      break;
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchFailure:
-    case cudaErrorMisalignedAddress:
-      advice =
-          "a kernel failed: the process has to be started again; if it repeats, report it with the "
-          "command line";
-      break;
-    default:
-      break;
-  }
-  throw infrastructure_error(std::string("CUDA: ") + call + " failed at " + file + ":" +
-                             std::to_string(line) + ": " + cudaGetErrorName(error) + ", " +
-                             cudaGetErrorString(error) + "; " + advice);
-}
-
-DeviceMemory::~DeviceMemory() {
-  for (const auto& [data, block] : blocks_) cudaFree(data);  // the process may be ending: no check
-}
-
-void* DeviceMemory::allocate(std::size_t bytes, Kind kind) {
-  // Few distinct sizes, so that blocks of similar sizes are re-used.
-  constexpr std::size_t kSmall = 512, kLarge = std::size_t{1} << 20;
-  const std::size_t unit = bytes < kLarge ? kSmall : kLarge;
-  if (bytes > std::numeric_limits<std::size_t>::max() - unit) {
-    throw infrastructure_error("CUDA: " + std::to_string(bytes) +
-                               " bytes of device memory asked for");
-  }
-  const std::size_t size = bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
-  if (const auto found = free_.find({kind, size}); found != free_.end()) {
-    void* const data = found->second.back();
-    found->second.pop_back();
-    if (found->second.empty()) free_.erase(found);
-    return data;
-  }
-  void* data = nullptr;
-  cudaError_t error = cudaMalloc(&data, size);
-  if (error == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());  // not sticky
-    drop_free_blocks();
-    error = cudaMalloc(&data, size);
-  }
-  if (error == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());
-    std::size_t free_bytes = 0, total_bytes = 0;
-    static_cast<void>(cudaMemGetInfo(&free_bytes, &total_bytes));
-    throw infrastructure_error(
-        "CUDA: out of device memory: " + std::to_string(size) + " bytes asked for, " +
-        std::to_string(free_bytes) + " of " + std::to_string(total_bytes) +
-        " free; use fewer or shorter sequences, a smaller model, or free the "
-        "device from other programs");
-  }
-  if (error != cudaSuccess) throw_cuda_error(error, "cudaMalloc", __FILE__, __LINE__);
-  blocks_.emplace(data, Block{size, kind});
-  return data;
-}
-
-void DeviceMemory::release(void* data) noexcept {
-  const auto found = blocks_.find(data);
-  if (found == blocks_.end()) return;  // nullptr
-  free_[{found->second.kind, found->second.size}].push_back(data);
-}
-
-std::size_t DeviceMemory::available() const {
-  std::size_t free_bytes = 0, total_bytes = 0;
-  BW_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  for (const auto& [key, blocks] : free_) free_bytes += key.second * blocks.size();
-  return free_bytes;
-}
-
-void DeviceMemory::drop_free_blocks() noexcept {
-  for (const auto& [key, blocks] : free_) {
-    for (void* data : blocks) {
-      cudaFree(data);  // waits for the kernels that use it
-      blocks_.erase(data);
-    }
-  }
-  free_.clear();
-  ++generation_;
-}
-
-int Context::blocks_per_multiprocessor(const void* kernel, int threads, std::size_t shared_bytes) {
-  const auto [entry, is_new] = occupancy_.try_emplace({kernel, threads, shared_bytes}, 1);
-  if (is_new) {
-    // The whole limit once and for all: configurations of one kernel alternate.
-    BW_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared_limit)));
-    int blocks = 0;
-    BW_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes));
-    entry->second = blocks < 1 ? 1 : blocks;
-  }
-  return entry->second;
-}
 
 namespace {
 
@@ -160,65 +48,6 @@ std::string describe_device(int ordinal) {
          uuid;
 }
 
-// Steps as CUDA graphs. A step runs plainly the first time, which makes what recording must not
-// (scratch, kernel attributes, comparisons of variants), is recorded the second time, and replayed
-// from then on.
-class CudaRecordings final : public Recordings {
- public:
-  explicit CudaRecordings(Context& context) : context_(context) {}
-  ~CudaRecordings() override { clear(); }
-  CudaRecordings(const CudaRecordings&) = delete;
-  CudaRecordings& operator=(const CudaRecordings&) = delete;
-
-  void run(std::uint64_t key, const std::function<void()>& step) override {
-    if (context_.memory.generation() != generation_) {
-      clear();
-      generation_ = context_.memory.generation();
-    }
-    if (const auto found = graphs_.find(key); found != graphs_.end()) {
-      if (found->second == nullptr) found->second = record(step);
-      BW_CUDA(cudaGraphLaunch(found->second, context_.stream));
-      return;
-    }
-    step();
-    constexpr std::size_t kMostGraphs = 128;
-    if (graphs_.size() >= kMostGraphs) clear();
-    if (context_.memory.generation() == generation_) graphs_.emplace(key, nullptr);
-  }
-
- private:
-  cudaGraphExec_t record(const std::function<void()>& step) {
-    cudaGraph_t graph = nullptr;
-    // Relaxed: a step may look at the device's attributes.
-    BW_CUDA(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeRelaxed));
-    try {
-      step();
-    } catch (...) {
-      cudaStreamEndCapture(context_.stream, &graph);
-      if (graph != nullptr) cudaGraphDestroy(graph);
-      static_cast<void>(cudaGetLastError());
-      throw;
-    }
-    BW_CUDA(cudaStreamEndCapture(context_.stream, &graph));
-    cudaGraphExec_t executable = nullptr;
-    const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
-    cudaGraphDestroy(graph);
-    BW_CUDA(error);
-    return executable;
-  }
-
-  void clear() noexcept {
-    for (const auto& [key, graph] : graphs_) {
-      if (graph != nullptr) cudaGraphExecDestroy(graph);
-    }
-    graphs_.clear();
-  }
-
-  Context& context_;
-  std::uint64_t generation_ = 0;
-  std::unordered_map<std::uint64_t, cudaGraphExec_t> graphs_;  // null: seen once
-};
-
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(int ordinal) {
@@ -249,6 +78,10 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override {
     cudaSetDevice(context_.ordinal);
     cudaStreamSynchronize(context_.stream);
+    cudaStreamSynchronize(hashing_);
+    for (const Fetched& fetched : fetched_) cudaEventDestroy(fetched.event);
+    for (const cudaEvent_t event : free_events_) cudaEventDestroy(event);
+    fetched_.clear();
     hash_scratch_.clear();
     destroy();
   }
@@ -455,8 +288,8 @@ class CudaBackend final : public Backend {
     use_device();
     std::vector<std::uint32_t*> scratch;
     for (const cuda::HashRows& a : to_hash_) {
-      hash_scratch_.push_back(
-          std::make_unique<cuda::Scratch<std::uint32_t>>(context_, cuda::hash_scratch_words(a)));
+      hash_scratch_.push_back(std::make_unique<cuda::Scratch<std::uint32_t>>(
+          context_, cuda::hash_scratch_words(a), DeviceMemory::Kind::kHashing));
       scratch.push_back(hash_scratch_.back()->get());
     }
     begin_hashing();
@@ -472,6 +305,33 @@ class CudaBackend final : public Backend {
     BW_CUDA(cudaStreamWaitEvent(context_.stream, hashed_));
     hash_scratch_.clear();
     hashes_ = false;
+  }
+
+  std::uint64_t fetch_hashed(void* host, const void* source, std::size_t bytes) override {
+    start_hashing();
+    use_device();
+    begin_hashing();
+    BW_CUDA(cudaMemcpyAsync(host, source, bytes, cudaMemcpyDeviceToHost, hashing_));
+    Fetched fetched{++last_fetched_, nullptr, std::move(hash_scratch_)};
+    hash_scratch_.clear();
+    if (!free_events_.empty()) {
+      fetched.event = free_events_.back();
+      free_events_.pop_back();
+    } else {
+      BW_CUDA(cudaEventCreateWithFlags(&fetched.event, cudaEventDisableTiming));
+    }
+    fetched_.push_back(std::move(fetched));
+    BW_CUDA(cudaEventRecord(fetched_.back().event, hashing_));
+    return last_fetched_;
+  }
+
+  void wait_hashed(std::uint64_t number) override {
+    use_device();
+    while (!fetched_.empty() && fetched_.front().number <= number) {
+      BW_CUDA(cudaEventSynchronize(fetched_.front().event));
+      free_events_.push_back(fetched_.front().event);
+      fetched_.pop_front();
+    }
   }
 
   void flag_non_finite(std::uint32_t* flag, const float* x, std::int64_t count) override {
@@ -558,6 +418,15 @@ class CudaBackend final : public Backend {
   bool hashes_ = false;
   std::vector<cuda::HashRows> to_hash_;  // asked for and not started
   std::vector<std::unique_ptr<cuda::Scratch<std::uint32_t>>> hash_scratch_;  // in use there
+  // Copies to the host that follow digests, and the scratch that is in use until then.
+  struct Fetched {
+    std::uint64_t number;
+    cudaEvent_t event;
+    std::vector<std::unique_ptr<cuda::Scratch<std::uint32_t>>> scratch;
+  };
+  std::deque<Fetched> fetched_;
+  std::uint64_t last_fetched_ = 0;
+  std::vector<cudaEvent_t> free_events_;
   std::unordered_set<void*> pinned_;
   std::string device_;
 };

@@ -877,13 +877,21 @@ void launch_sliced(Context& context, const Product& product) {
 
 // ---- The list ----
 
+// 128 rows of x and 256 columns of one part, or 128 of each of two: 8 warps.
+using PrefillTile = ChainTile<2, 4, 2>;
+
 bool chains_fit(const Context& context, const Product& product) {
-  if (context.capability < 80 || product.M < 128 ||
-      ChainTile<2, 4, 2>::kSharedBytes > context.shared_limit) {
+  // Up to 64 rows a tile of sliced_kernel wastes less.
+  if (context.capability < 80 || PrefillTile::kSharedBytes > context.shared_limit ||
+      product.M <= 64) {
     return false;
   }
+  // Tiles and splits are counted in 32 bits.
+  constexpr std::int64_t kMostColumns = std::int64_t{1} << 24, kMostRows = std::int64_t{1} << 20;
+  if (product.M > kMostRows || product.K > kMostColumns) return false;
   for (int part = 0; part < product.part_count; ++part) {
-    if (!rows_are_vectors(product.x, product.parts[part].W, product.K)) return false;
+    const ProductPart& p = product.parts[part];
+    if (p.N > kMostColumns || !rows_are_vectors(product.x, p.W, product.K)) return false;
   }
   return true;
 }

@@ -122,33 +122,24 @@ class Bucket {
   // visit(key, in_bin) for the keys that are listed for a slice, by all lanes at once.
   template <class Visit>
   __device__ __forceinline__ void listed(int slice, const Visit& visit) const {
-    constexpr std::uint32_t kAtOnce = 4;
     const std::uint32_t* const counts = state_.list_counts + slice * kWarps;
     std::uint32_t total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) total += counts[w];
-    for (std::uint32_t base = 0; base < total; base += 32 * kAtOnce) {
-      std::uint32_t key[kAtOnce];
+    for (std::uint32_t base = 0; base < total; base += 32) {
+      std::uint32_t i = base + threadIdx.x % 32;
+      const bool exists = i < total;
+      int share = 0;  // i becomes the place in it
 #pragma unroll
-      for (std::uint32_t n = 0; n < kAtOnce; ++n) {
-        std::uint32_t i = base + 32 * n + threadIdx.x % 32;
-        key[n] = 0;  // of no logit that is finite
-        if (i >= total) continue;
-        int share = 0;  // i becomes the place in it
-#pragma unroll
-        for (int w = 0; w < kWarps - 1; ++w) {
-          if (share == w && i >= counts[w]) {
-            i -= counts[w];
-            share = w + 1;
-          }
+      for (int w = 0; w < kWarps - 1; ++w) {
+        if (share == w && i >= counts[w]) {
+          i -= counts[w];
+          share = w + 1;
         }
-        key[n] = call_.row_keys()[call_.share_begin(slice, share) + static_cast<int>(i)];
       }
-#pragma unroll
-      for (std::uint32_t n = 0; n < kAtOnce; ++n) {
-        if (base + 32 * n >= total) break;
-        visit(key[n], key[n] != 0 && facts_.position(logit_of(key[n])) == position_);
-      }
+      const std::uint32_t key =
+          exists ? call_.row_keys()[call_.share_begin(slice, share) + static_cast<int>(i)] : 0;
+      visit(key, exists && facts_.position(logit_of(key)) == position_);
     }
   }
 

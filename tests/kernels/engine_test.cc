@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <tuple>
 
@@ -39,7 +40,7 @@ std::vector<std::int32_t> prompt_ids(std::int32_t length, std::int32_t seed, std
 // temperature.
 std::map<std::int32_t, Committed> run(const Model& model, const std::string& device,
                                       const std::vector<Prompt>& prompts, std::int64_t chunk,
-                                      std::int64_t max_rows = 512) {
+                                      std::int64_t max_rows = 512, bool defer = false) {
   const std::unique_ptr<Backend> backend = make_backend(device, 2);
   const PlacedWeights weights(model.weights(), *backend);
   std::int64_t capacity = 1, slots = 1;
@@ -47,8 +48,9 @@ std::map<std::int32_t, Committed> run(const Model& model, const std::string& dev
     capacity = std::max(capacity, static_cast<std::int64_t>(prompt.ids.size()));
     slots = std::max<std::int64_t>(slots, prompt.slot + 1);
   }
-  Engine engine(model.config(), weights, *backend,
-                {.slots = slots, .capacity = capacity, .max_rows = max_rows});
+  Engine engine(
+      model.config(), weights, *backend,
+      {.slots = slots, .capacity = capacity, .max_rows = max_rows, .defer_leaves = defer});
   std::map<std::int32_t, Committed> out;
   StepObserver observer;
   observer.on_leaves = [&](LeafType type, std::uint32_t layer, const RowMap& rows,
@@ -76,6 +78,7 @@ std::map<std::int32_t, Committed> run(const Model& model, const std::string& dev
     const std::vector<std::int32_t> sampled = engine.step(rows, observer);
     for (std::size_t i = 0; i < rows.size(); ++i) out[rows[i].slot].sampled.push_back(sampled[i]);
   }
+  engine.flush();
   return out;
 }
 
@@ -128,6 +131,11 @@ TEST_P(Invariance, PrefillEqualsChunksEqualsDecode) {
                  "chunks of " + std::to_string(chunk));
   }
   expect_equal(run(model(), device(), prompt, 131, 50)[0], whole, "steps cut at 50 rows");
+  if (device() == "ref") return;  // slow, and has nothing to run beside
+  for (const std::int64_t chunk : {1, 7, 131}) {
+    expect_equal(run(model(), device(), prompt, chunk, 512, /*defer=*/true)[0], whole,
+                 "leaves one step later, chunks of " + std::to_string(chunk));
+  }
 }
 
 TEST_P(Invariance, AloneEqualsInABatchAtAnySlot) {
@@ -153,6 +161,72 @@ INSTANTIATE_TEST_SUITE_P(All, Invariance,
                            return test_name(std::get<0>(param.param) + "_" +
                                             std::get<1>(param.param));
                          });
+
+// A model with one element of one matrix replaced by infinity.
+class BrokenModel {
+ public:
+  BrokenModel(const Model& model, Matrix ModelWeights::*matrix, std::int64_t element)
+      : weights_(model.weights()) {
+    Matrix& broken = weights_.*matrix;
+    EXPECT_EQ(broken.dtype, Dtype::kBf16);
+    bytes_.assign(broken.data, broken.data + broken.rows * broken.cols * 2);
+    const std::uint16_t infinity = 0x7f80;
+    std::memcpy(&bytes_[static_cast<std::size_t>(2 * element)], &infinity, 2);
+    broken.data = bytes_.data();
+  }
+  const ModelWeights& weights() const { return weights_; }
+
+ private:
+  ModelWeights weights_;
+  std::vector<std::byte> bytes_;
+};
+
+TEST(Engine, WhatIsNotFiniteIsNamed) {
+  const Model& model = tiny("tiny-llama");
+  const std::int64_t hidden = model.config().hidden_size;
+  struct Fault {
+    Matrix ModelWeights::*matrix;
+    const char* op;
+    std::int64_t layer;
+  };
+  for (const std::string& device : available_backends()) {
+    const std::unique_ptr<Backend> backend = make_backend(device, 2);
+    for (const Fault& fault : {Fault{&ModelWeights::embedding, "embedding", 0},
+                               Fault{&ModelWeights::head, "lm_head", model.config().num_layers}}) {
+      // Row 7 is the embedding of token 7, or the logit of id 7.
+      const BrokenModel broken(model, fault.matrix, 7 * hidden + 3);
+      const PlacedWeights weights(broken.weights(), *backend);
+      for (const bool defer : {false, true}) {
+        Engine engine(model.config(), weights, *backend,
+                      {.slots = 2, .capacity = 8, .defer_leaves = defer});
+        std::size_t leaves = 0;
+        StepObserver observer;
+        observer.on_leaves = [&](LeafType, std::uint32_t, const RowMap& rows, const Digest*) {
+          leaves += static_cast<std::size_t>(rows.rows);
+        };
+        StepRow good, bad;
+        good.slot = 0;
+        good.token = 5;
+        bad.slot = 1;
+        bad.token = 7;
+        good.emit = bad.emit = true;
+        try {
+          const StepRow rows[] = {good, bad};
+          engine.step(rows, observer);
+          engine.flush();
+          ADD_FAILURE() << device << ": a value that is not finite was committed";
+        } catch (const NonFiniteError& error) {
+          EXPECT_EQ(error.op, fault.op) << device;
+          EXPECT_EQ(error.layer, fault.layer) << device;
+          EXPECT_EQ(error.position, 0) << device;
+          // Every row's logit 7 is infinite; the embedding only of token 7.
+          EXPECT_EQ(error.slot, std::string(fault.op) == "embedding" ? 1 : 0) << device;
+        }
+        EXPECT_EQ(leaves, 0u) << device << ": nothing of such a step is delivered";
+      }
+    }
+  }
+}
 
 TEST(Engine, RefusesWhatIsOutOfRange) {
   const std::unique_ptr<Backend> backend = make_backend("ref");

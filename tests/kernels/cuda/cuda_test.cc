@@ -361,22 +361,42 @@ TEST_F(CudaTest, Sampler) {
         }
         requests = some;
       }
-      std::vector<float> logits;
-      for (std::size_t i = 0; i < requests.size(); ++i) {
-        logits.insert(logits.end(), row.begin(), row.end());
-      }
-      const Buffer device_logits = upload(logits);
-      std::vector<std::int32_t> got(requests.size(), -1);
-      const Buffer device_requests = upload(requests), tokens = upload(got);
-      cuda_->sample(tokens.as<std::int32_t>(), device_logits.as<float>(), vocab,
-                    device_requests.as<SampleRequest>(), static_cast<std::int64_t>(requests.size()),
-                    {});
-      cuda_->to_host(got.data(), tokens.as<void>(), tokens.bytes());
-      for (std::size_t i = 0; i < requests.size(); ++i) {
-        const contract::SamplingParams& p = requests[i].params;
-        ASSERT_EQ(got[i], sample_token(row.data(), vocab, p, requests[i].draw))
-            << "vocab " << vocab << " kind " << kind << " temperature " << p.temperature
-            << " top_k " << p.top_k << " top_p " << p.top_p << " draw " << requests[i].draw;
+      // All together, and those of each kind by themselves, with what is not among them left out.
+      struct Kinds {
+        SampleKinds said;
+        bool exact;
+      };
+      for (const Kinds& kinds :
+           {Kinds{{}, false}, Kinds{{false, false, false}, true}, Kinds{{true, false, false}, true},
+            Kinds{{true, true, false}, true}, Kinds{{true, false, true}, true}}) {
+        std::vector<SampleRequest> chosen;
+        for (const SampleRequest& request : requests) {
+          const contract::SamplingParams& p = request.params;
+          const bool drawn = p.temperature != 0;
+          if (kinds.exact && (drawn != kinds.said.drawn || (p.top_k != 0) != kinds.said.top_k ||
+                              (p.top_p < 1) != kinds.said.top_p)) {
+            continue;
+          }
+          chosen.push_back(request);
+        }
+        if (chosen.empty()) continue;
+        std::vector<float> logits;
+        for (std::size_t i = 0; i < chosen.size(); ++i) {
+          logits.insert(logits.end(), row.begin(), row.end());
+        }
+        const Buffer device_logits = upload(logits), device_requests = upload(chosen);
+        std::vector<std::int32_t> got(chosen.size(), -1);
+        const Buffer tokens = upload(got);
+        cuda_->sample(tokens.as<std::int32_t>(), device_logits.as<float>(), vocab,
+                      device_requests.as<SampleRequest>(), static_cast<std::int64_t>(chosen.size()),
+                      kinds.said);
+        cuda_->to_host(got.data(), tokens.as<void>(), tokens.bytes());
+        for (std::size_t i = 0; i < chosen.size(); ++i) {
+          const contract::SamplingParams& p = chosen[i].params;
+          ASSERT_EQ(got[i], sample_token(row.data(), vocab, p, chosen[i].draw))
+              << "vocab " << vocab << " kind " << kind << " temperature " << p.temperature
+              << " top_k " << p.top_k << " top_p " << p.top_p << " draw " << chosen[i].draw;
+        }
       }
     }
   }
