@@ -222,6 +222,7 @@ std::vector<std::int32_t> Engine::step(std::span<const StepRow> rows,
                                        const StepObserver& observer) {
   for (const StepRow& row : rows) {
     if (row.token < 0 || row.token >= config().vocab_size) {
+      settle();  // what was wrong before, first: this token may come of it
       throw usage_error("token id " + std::to_string(row.token) + " at position " +
                         std::to_string(row.position) + " is outside the model's vocabulary of " +
                         std::to_string(config().vocab_size));

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -106,22 +107,44 @@ std::vector<Case> chosen_cases(bool device, const ModelConfig& config,
                         bench_names());
   }
   std::vector<Case> cases = all_cases(device);
+  const auto& only = options.only;
+  const auto is_named = [](const Case& c, std::string_view name) {
+    return name == c.what || name == group_of(c.what);
+  };
+  // What was asked for by name or number is measured, or refused: never left out in silence.
+  for (const std::int64_t rows : options.rows) {
+    std::set<std::int64_t> there;
+    for (const Case& c : cases) {
+      const bool named =
+          only.empty() || std::any_of(only.begin(), only.end(),
+                                      [&](const auto& name) { return is_named(c, name); });
+      if (named) there.insert(c.rows);
+    }
+    if (there.contains(rows)) continue;
+    std::string known;
+    for (const std::int64_t M : there) known += " " + std::to_string(M);
+    throw usage_error("--rows " + std::to_string(rows) +
+                      ": nothing that is to be measured has so many rows; there are" + known);
+  }
   std::erase_if(cases, [&](const Case& c) {
-    const auto& only = options.only;
     const bool named =
-        only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& name) {
-          return name == c.what || name == group_of(c.what);
-        });
+        only.empty() || std::any_of(only.begin(), only.end(),
+                                    [&](const std::string& name) { return is_named(c, name); });
     const bool sized =
         options.rows.empty() || std::count(options.rows.begin(), options.rows.end(), c.rows) != 0;
     // A decode step needs some positions beyond its context.
     const std::int64_t last = c.context + (c.what == "decode" ? LayerKv::kPagePositions : 0);
     return !named || !sized || last > config.max_positions;
   });
+  for (const std::string& name : only) {
+    if (std::any_of(cases.begin(), cases.end(), [&](const Case& c) { return is_named(c, name); })) {
+      continue;
+    }
+    throw usage_error("nothing of '" + name +
+                      "' is left to measure: widen --rows, or take a model with a longer context");
+  }
   if (cases.empty()) {
-    throw usage_error(
-        "nothing is left to measure: widen --only or --rows, or take a model with a "
-        "longer context");
+    throw usage_error("nothing is left to measure: take a model with a longer context");
   }
   return cases;
 }

@@ -423,6 +423,15 @@ void check_request(const ServedModel& model, const GenerationRequest& request) {
   }
 }
 
+std::size_t least_memory(const ServedModel& model, const Backend& backend,
+                         const GenerationOptions& options, std::int64_t capacity) {
+  EngineOptions engine;
+  engine.capacity = capacity;
+  engine.max_rows = options.max_rows;
+  engine.defer_leaves = options.commit;
+  return Engine::least_memory(model.model.config(), engine, backend);
+}
+
 std::vector<Generation> generate(const ServedModel& model, const PlacedWeights& weights,
                                  Backend& backend, std::span<const GenerationRequest> requests,
                                  const GenerationOptions& options,
@@ -456,16 +465,14 @@ std::vector<Generation> generate(const ServedModel& model, Backend& backend,
                                  std::span<const GenerationRequest> requests,
                                  const GenerationOptions& options,
                                  const GenerationObserver& observer) {
-  EngineOptions engine;
-  engine.slots = 1;
-  engine.max_rows = options.max_rows;
+  std::int64_t capacity = 0;
   for (const GenerationRequest& request : requests) {
     check_request(model, request);
-    engine.capacity = std::max(engine.capacity, positions_needed(model, request));
+    capacity = std::max(capacity, positions_needed(model, request));
   }
   if (requests.empty()) return {};
   const PlacedWeights weights(model.model.weights(), backend,
-                              Engine::least_memory(model.model.config(), engine, backend));
+                              least_memory(model, backend, options, capacity));
   return generate(model, weights, backend, requests, options, observer);
 }
 

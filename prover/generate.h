@@ -115,6 +115,11 @@ class GenerationBatch {
   std::unique_ptr<Impl> impl_;
 };
 
+// Bytes that generating one sequence of `capacity` positions takes of the backend besides the
+// weights: what PlacedWeights asks for before it copies anything.
+std::size_t least_memory(const ServedModel& model, const Backend& backend,
+                         const GenerationOptions& options, std::int64_t capacity);
+
 // Runs all requests; result i belongs to request i. Without `weights` they are placed for this
 // call. A request that is cancelled ends the call with an infrastructure error.
 std::vector<Generation> generate(const ServedModel& model, const PlacedWeights& weights,

@@ -161,7 +161,9 @@ class Server::Impl {
   Impl(const ServedModel& model, Backend& backend, ServeOptions options)
       : options_(checked(std::move(options))),
         listen_(ListenAddress::parse(options_.listen)),
-        weights_(model.model.weights(), backend),
+        weights_(model.model.weights(), backend,
+                 least_memory(model, backend, {.max_rows = options_.max_rows},
+                              model.model.config().max_positions)),
         store_(options_.records_dir, options_.max_memory_bytes, options_.retention),
         log_(options_.log_key ? std::make_unique<ProverLog>(options_.log_dir, *options_.log_key)
                               : nullptr),

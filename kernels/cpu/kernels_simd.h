@@ -578,7 +578,7 @@ std::int64_t argmax(const float* x, std::int64_t count) {
     if (lanes != 0) return i + __builtin_ctz(lanes);
   }
   while (i < count - 1 && !(x[i] == best)) ++i;
-  return i;
+  return i < count ? i : 0;  // NaN alone equals nothing
 }
 
 // ---- Attention ----

@@ -65,11 +65,11 @@ __device__ __forceinline__ void wait_for_copies() {
 // ---- Chains in turn ----
 //
 // A block computes tiles of outputs, by warps of 64 x 64 and threads of 16 x 8, from a ring of
-// stages in shared memory. A stage holds one or two groups of one chain (those are 64 k apart), k
-// by k, so that a thread reads four rows of x or W with one instruction. Rows of x are copied
-// asynchronously and transposed on the way, weights pass through registers, where they are upcast
-// once per block; both two stages ahead. A group beyond K holds x = +0 and w = -0, whose product
-// leaves every sum as it is.
+// stages in shared memory. A stage holds two groups of one chain (those are 64 k apart), k by k, so
+// that a thread reads four rows of x or W with one instruction. It is filled while the stage two
+// before is used: rows of x are copied asynchronously and transposed on the way, weights pass
+// through registers, where they are upcast once per block. A group beyond K holds x = +0 and
+// w = -0, whose product leaves every sum as it is.
 //
 // At the end of a chain a thread adds its 128 sums to those of the segment, at the end of a segment
 // these to the totals in device memory (in the L2 cache, in truth). K may be cut into runs of
@@ -80,16 +80,14 @@ constexpr int kSlots = kThreadM * kThreadN / 4;  // float4 per thread
 constexpr int kRing = 4;                         // stages
 constexpr int kUnroll = 4;                       // k; a longer loop waits for its instructions
 
-template <int kWarpsM, int kWarpsN, int kGroups>
-struct ChainTile {
-  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kM = kWarpM * kWarpsM, kN = kWarpN * kWarpsN;
-  static constexpr int kStageK = kGroups * kGroup;
-  static constexpr int kPitchM = kM + 4, kPitchN = kN + 4;  // floats; the 4 keep banks apart
-  static constexpr int kStageFloats = kStageK * (kPitchM + kPitchN);
-  static constexpr std::size_t kSharedBytes =
-      kSlots * kThreads * sizeof(float4) + kRing * kStageFloats * sizeof(float) + 16;
-};
+constexpr int kWarpsM = 2, kWarpsN = 4, kChainThreads = 32 * kWarpsM * kWarpsN;
+constexpr int kChainM = kWarpM * kWarpsM, kChainN = kWarpN * kWarpsN;
+constexpr int kStageGroups = 2, kStageK = kStageGroups * kGroup;
+constexpr int kStageWide = kChains * kStageK;                // k of a stage of all chains
+constexpr int kPitchM = kChainM + 4, kPitchN = kChainN + 4;  // floats; the 4 keep banks apart
+constexpr int kStageFloats = kStageK * (kPitchM + kPitchN);
+constexpr std::size_t kChainBytes =
+    kSlots * kChainThreads * sizeof(float4) + kRing * kStageFloats * sizeof(float) + 16;
 
 struct ChainProduct {
   std::int64_t M, K;
@@ -103,7 +101,7 @@ struct ChainProduct {
   unsigned tiles_m, tiles_n, tiles;
   int segments, splits;  // each split of K is a run of segments
   bool vector_rows;      // rows of y and residual may be accessed 16 bytes at a time
-  float4* sums;          // [grid or slabs * tiles, kSlots, kThreads]
+  float4* sums;          // [grid or slabs * tiles, kSlots, kChainThreads]
 };
 
 // Tiles that run at the same time share their rows of x and W: bands of kBand tiles along M, in
@@ -115,15 +113,14 @@ struct TilePlace {
   std::int64_t m, n;
 };
 
-template <class Tile>
 __device__ __forceinline__ TilePlace place_of(const ChainProduct& p, unsigned tile) {
   const unsigned band = tile / (kBand * p.tiles_n), in_band = tile - band * kBand * p.tiles_n;
   const unsigned rows = min(kBand, p.tiles_m - band * kBand);
   const unsigned tile_m = band * kBand + in_band % rows;
   unsigned tile_n = in_band / rows;
-  TilePlace place{0, static_cast<std::int64_t>(tile_m) * Tile::kM, 0};
+  TilePlace place{0, static_cast<std::int64_t>(tile_m) * kChainM, 0};
   if (p.epilogue == Epilogue::kSwiglu) {
-    place.n = static_cast<std::int64_t>(tile_n) * (Tile::kN / 2);
+    place.n = static_cast<std::int64_t>(tile_n) * (kChainN / 2);
     return place;
   }
   if (tile_n >= p.part_end[1]) {
@@ -133,13 +130,12 @@ __device__ __forceinline__ TilePlace place_of(const ChainProduct& p, unsigned ti
     place.part = 1;
     tile_n -= p.part_end[0];
   }
-  place.n = static_cast<std::int64_t>(tile_n) * Tile::kN;
+  place.n = static_cast<std::int64_t>(tile_n) * kChainN;
   return place;
 }
 
 // Where a thread's outputs lie: rows row(i), i in [0, 16), columns column + 32 q + (0..3), q in
 // {0, 1}, of the tile. A warp's reads of one row of a stage are then 64 and 128 contiguous bytes.
-template <int kWarpsM>
 struct ThreadPlace {
   int m, n, warp_n;
   __device__ __forceinline__ explicit ThreadPlace(int thread) {
@@ -181,9 +177,8 @@ __device__ __forceinline__ void store_four(const ChainProduct& p, float* y, std:
 }
 
 // Stores row(i) of a thread's dots: `a` are its first four columns, `b` the other four.
-template <class Tile, class Place>
 __device__ __forceinline__ void store_row(const ChainProduct& p, const TilePlace& tile,
-                                          const Place& place, int i, const float4& a,
+                                          const ThreadPlace& place, int i, const float4& a,
                                           const float4& b) {
   const std::int64_t m = tile.m + place.row(i);
   if (m >= p.M) return;
@@ -228,29 +223,37 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_
 #endif
 }
 
-template <Dtype kDtype, int kWarpsM, int kWarpsN, int kGroups>
-__global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN))
+// A read of shared memory that the assembler does not put off until right before its use.
+__device__ __forceinline__ float4 load_early(const float* from) {
+  float4 v;
+  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(from)))
+               : "memory");
+  return v;
+}
+
+template <Dtype kDtype>
+__global__ void __launch_bounds__(kChainThreads, 1)
     chain_kernel(const __grid_constant__ ChainProduct p) {
-  using Tile = ChainTile<kWarpsM, kWarpsN, kGroups>;
-  constexpr int kThreads = Tile::kThreads, kStageK = Tile::kStageK;
+  constexpr int kThreads = kChainThreads;
   constexpr int kElement = kElementBytes<kDtype>;
   extern __shared__ float4 shared_vectors[];
   float4* const own = shared_vectors + threadIdx.x;  // slot s: own[s * kThreads]
   float* const stages = reinterpret_cast<float*>(shared_vectors + kSlots * kThreads);
   const int thread = static_cast<int>(threadIdx.x);
-  const ThreadPlace<kWarpsM> place(thread);
+  const ThreadPlace place(thread);
 
   // What this thread copies of a stage. x: column x_column of each group, of the rows x_row +
   // kXStep r. W: group w_group of the rows w_row to w_row + kWRows - 1.
-  constexpr int kXStep = kThreads / kGroup, kXRows = Tile::kM / kXStep;
-  constexpr int kWThreads = kThreads / kGroups, kWRows = Tile::kN / kWThreads;
-  static_assert(kXRows * kXStep == Tile::kM && kWRows * kWThreads == Tile::kN);
-  static_assert(kWRows == 1 || kWRows == 2 || kWRows == 4);
+  constexpr int kXStep = kThreads / kGroup, kXRows = kChainM / kXStep;
+  constexpr int kWThreads = kThreads / kStageGroups, kWRows = kChainN / kWThreads;
+  static_assert(kXRows * kXStep == kChainM && kWRows == 2 && kWRows * kWThreads == kChainN);
   const int x_row = thread / kGroup, x_column = thread % kGroup;
   const int w_row = thread % kWThreads * kWRows, w_group = thread / kWThreads;
 
   const std::uint32_t barrier =
-      static_cast<std::uint32_t>(__cvta_generic_to_shared(stages + kRing * Tile::kStageFloats));
+      static_cast<std::uint32_t>(__cvta_generic_to_shared(stages + kRing * kStageFloats));
   std::uint32_t parity = 0;  // of the phase that ends with this stage
   if (thread == 0) barrier_make(barrier, kThreads / 32);
   __syncthreads();
@@ -260,7 +263,7 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
        unit += gridDim.x) {
     const unsigned tile_index = unit % p.tiles;
     const int split = static_cast<int>(unit / p.tiles);
-    const TilePlace tile = place_of<Tile>(p, tile_index);
+    const TilePlace tile = place_of(p, tile_index);
     const int first_segment =
         static_cast<int>(static_cast<std::int64_t>(p.segments) * split / p.splits);
     const int end_segment =
@@ -268,7 +271,7 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
 
     // Outputs of rows that do not exist are not stored: of x they are zeros, of W the last row.
     const float* const x_from = p.x + (tile.m + x_row) * p.K + x_column;
-    const int rows_m = static_cast<int>(min(p.M - tile.m, static_cast<std::int64_t>(Tile::kM)));
+    const int rows_m = static_cast<int>(min(p.M - tile.m, static_cast<std::int64_t>(kChainM)));
     const std::byte* w_from[kWRows];
 #pragma unroll
     for (int r = 0; r < kWRows; ++r) {
@@ -287,41 +290,18 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
     int next_segment = first_segment, next_chain = 0;
     const auto stages_of = [&](int segment) {
       const int left = static_cast<int>(p.K) - segment * kSegment;
-      constexpr int kWide = kChains * kStageK;  // k per stage of all chains
-      return left >= kSegment ? kSegment / kWide : (left + kWide - 1) / kWide;
+      return left >= kSegment ? kSegment / kStageWide : (left + kStageWide - 1) / kStageWide;
     };
     int next_left = stages_of(first_segment), next_k = first_segment * kSegment;
 
+    constexpr int kApart = kChains * kGroup;     // from one group of a chain to the next
+    const bool whole_k = p.K % kStageWide == 0;  // no group of a stage lies beyond K
     WeightGroup<kDtype> w_read[kWRows];
-    const auto read_next = [&](float* stage) {
+    int read_k = 0;  // of what w_read holds
+    const auto read_w = [&] {
       const int k = next_k, K = static_cast<int>(p.K);
-      constexpr int kApart = kChains * kGroup;  // from one group of a chain to the next
-      constexpr int kLast = (kGroups - 1) * kApart;
-      float* const x_to = stage + x_column * Tile::kPitchM + x_row;
-      const float* from = x_from + k;
-      if (k + kLast < K && rows_m == Tile::kM) {
-#pragma unroll
-        for (int r = 0; r < kXRows; ++r) {
-#pragma unroll
-          for (int g = 0; g < kGroups; ++g) {
-            copy4(x_to + g * kGroup * Tile::kPitchM + r * kXStep, from + g * kApart, true);
-          }
-          from += kXStep * p.K;
-        }
-      } else {
-#pragma unroll
-        for (int r = 0; r < kXRows; ++r) {
-#pragma unroll
-          for (int g = 0; g < kGroups; ++g) {
-            const bool valid = k + g * kApart < K && x_row + r * kXStep < rows_m;
-            copy4(x_to + g * kGroup * Tile::kPitchM + r * kXStep, valid ? from + g * kApart : p.x,
-                  valid);
-          }
-          from += kXStep * p.K;
-        }
-      }
-      commit_copies();
-      if (k + kLast < K) {
+      read_k = k;
+      if (whole_k) {
 #pragma unroll
         for (int r = 0; r < kWRows; ++r) {
           const uint4* const from = reinterpret_cast<const uint4*>(w_from[r] + k * kElement);
@@ -341,7 +321,7 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
           }
         }
       }
-      next_k += kGroups * kApart;
+      next_k += kStageGroups * kApart;
       if (--next_left == 0) {
         if (++next_chain == kChains) {
           next_chain = 0;
@@ -351,17 +331,36 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
         next_k = next_segment * kSegment + next_chain * kGroup;
       }
     };
-    // Column `part` of W's group goes to a stage.
-    const auto write_part = [&](float* stage, int part) {
-      float* const w_to =
-          stage + kStageK * Tile::kPitchM + (w_group * kGroup + part) * Tile::kPitchN + w_row;
-      if constexpr (kWRows == 4) {
-        *reinterpret_cast<float4*>(w_to) = {w_read[0].at(part), w_read[1].at(part),
-                                            w_read[2].at(part), w_read[3].at(part)};
-      } else if constexpr (kWRows == 2) {
-        *reinterpret_cast<float2*>(w_to) = {w_read[0].at(part), w_read[1].at(part)};
+    // The weights that were read and their part of x go to a stage.
+    const auto fill = [&](float* stage) {
+      const int k = read_k, K = static_cast<int>(p.K);
+      float* const x_to = stage + x_column * kPitchM + x_row;
+      const float* from = x_from + k;
+      if (whole_k && rows_m == kChainM) {
+#pragma unroll
+        for (int r = 0; r < kXRows; ++r) {
+#pragma unroll
+          for (int g = 0; g < kStageGroups; ++g) {
+            copy4(x_to + g * kGroup * kPitchM + r * kXStep, from + g * kApart, true);
+          }
+          from += kXStep * p.K;
+        }
       } else {
-        *w_to = w_read[0].at(part);
+#pragma unroll
+        for (int r = 0; r < kXRows; ++r) {
+#pragma unroll
+          for (int g = 0; g < kStageGroups; ++g) {
+            const bool valid = k + g * kApart < K && x_row + r * kXStep < rows_m;
+            copy4(x_to + g * kGroup * kPitchM + r * kXStep, valid ? from + g * kApart : p.x, valid);
+          }
+          from += kXStep * p.K;
+        }
+      }
+      commit_copies();
+      float* const w_to = stage + kStageK * kPitchM + w_group * kGroup * kPitchN + w_row;
+#pragma unroll
+      for (int e = 0; e < kGroup; ++e) {
+        *reinterpret_cast<float2*>(w_to + e * kPitchN) = {w_read[0].at(e), w_read[1].at(e)};
       }
     };
 
@@ -369,32 +368,31 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
     const auto load_w = [&](const float* from, int to) {
 #pragma unroll
       for (int q = 0; q < kThreadN / 4; ++q) {
-        const float4 v = *reinterpret_cast<const float4*>(from + q * 32);
+        const float4 v = load_early(from + q * 32);
         w_at[to][q * 4 + 0] = v.x, w_at[to][q * 4 + 1] = v.y;
         w_at[to][q * 4 + 2] = v.z, w_at[to][q * 4 + 3] = v.w;
       }
     };
     const auto load_x = [&](const float* from, int to, int q) {
-      const float4 v = *reinterpret_cast<const float4*>(from + q * 16);
+      const float4 v = load_early(from + q * 16);
       x_at[to][q * 4 + 0] = v.x, x_at[to][q * 4 + 1] = v.y;
       x_at[to][q * 4 + 2] = v.z, x_at[to][q * 4 + 3] = v.w;
     };
     // Only the last segment may be short.
     int left =
         kChains * ((end_segment - first_segment - 1) * stages_of(0) + stages_of(end_segment - 1)) -
-        2;            // stages to be read after the first two
+        2;            // stages to be filled after the first two
     __syncthreads();  // the tile before may still be read
-    read_next(stages);
-#pragma unroll
-    for (int part = 0; part < kGroup; ++part) write_part(stages, part);
-    read_next(stages + Tile::kStageFloats);  // there are at least eight
-#pragma unroll
-    for (int part = 0; part < kGroup; ++part) write_part(stages + Tile::kStageFloats, part);
+    read_w();
+    fill(stages);
+    read_w();
+    fill(stages + kStageFloats);
+    read_w();  // there are at least eight stages
     wait_for_copies<0>();
     __syncthreads();
     int at = 0;  // stage of the ring
     const float* x_now = stages + place.m;
-    const float* w_now = stages + kStageK * Tile::kPitchM + place.n;
+    const float* w_now = stages + kStageK * kPitchM + place.n;
     load_w(w_now, 0);
 #pragma unroll
     for (int q = 0; q < kThreadM / 4; ++q) load_x(x_now, 0, q);
@@ -411,28 +409,23 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
 
 #pragma unroll 1
         for (int s = 0; s < count; ++s) {
-          float* const to = stages + (at + 2) % kRing * Tile::kStageFloats;
-          if (left > 0) read_next(to);
+          float* const to = stages + (at + 2) % kRing * kStageFloats;
+          if (left > 0) {
+            fill(to);
+            if (left > 1) read_w();
+          }
           --left;
           constexpr int kRounds = kStageK / kUnroll;
 #pragma unroll 1
           for (int round = 0; round < kRounds; ++round) {
 #pragma unroll
             for (int k = 0; k < kUnroll; ++k) {
-              const float* x_next = x_now + (k + 1) * Tile::kPitchM;
-              const float* w_next = w_now + (k + 1) * Tile::kPitchN;
+              const float* x_next = x_now + (k + 1) * kPitchM;
+              const float* w_next = w_now + (k + 1) * kPitchN;
               if (k + 1 == kUnroll) {
-                x_now += kUnroll * Tile::kPitchM;
-                w_now += kUnroll * Tile::kPitchN;
-                if (kRounds > 1 && round == kRounds - 2) {
-#pragma unroll
-                  for (int part = 0; part < kGroup / 2; ++part) write_part(to, part);
-                }
+                x_now += kUnroll * kPitchM;
+                w_now += kUnroll * kPitchN;
                 if (round == kRounds - 1) {
-#pragma unroll
-                  for (int part = kRounds > 1 ? kGroup / 2 : 0; part < kGroup; ++part) {
-                    write_part(to, part);
-                  }
                   // For the next stage all warps arrived while this one was used. Waiting comes
                   // first: after the arrival this phase may end, and the parity would mean the one
                   // after.
@@ -442,8 +435,8 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
                   if (thread % 32 == 0) barrier_arrive(barrier);
                   parity ^= 1;
                   at = (at + 1) % kRing;
-                  x_now = stages + at * Tile::kStageFloats + place.m;
-                  w_now = stages + at * Tile::kStageFloats + kStageK * Tile::kPitchM + place.n;
+                  x_now = stages + at * kStageFloats + place.m;
+                  w_now = stages + at * kStageFloats + kStageK * kPitchM + place.n;
                 }
                 x_next = x_now;
                 w_next = w_now;
@@ -503,8 +496,8 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
       if (p.splits == 1 && segment + 1 == end_segment) {
 #pragma unroll 2
         for (int i = 0; i < kThreadM; ++i) {
-          store_row<Tile>(p, tile, place, i, unswapped(own[(2 * i) * kThreads]),
-                          unswapped(own[(2 * i + 1) * kThreads]));
+          store_row(p, tile, place, i, unswapped(own[(2 * i) * kThreads]),
+                    unswapped(own[(2 * i + 1) * kThreads]));
         }
       } else {
 #pragma unroll 8
@@ -516,22 +509,20 @@ __global__ void __launch_bounds__(32 * kWarpsM * kWarpsN, 8 / (kWarpsM * kWarpsN
 
 // Adds what the splits of K left, ascending, and stores the outputs. Block (t, i) takes row i of
 // the threads of tile t.
-template <int kWarpsM, int kWarpsN, int kGroups>
-__global__ void __launch_bounds__(32 * kWarpsM * kWarpsN)
+__global__ void __launch_bounds__(kChainThreads)
     finish_kernel(const __grid_constant__ ChainProduct p) {
-  using Tile = ChainTile<kWarpsM, kWarpsN, kGroups>;
   const int thread = static_cast<int>(threadIdx.x), i = static_cast<int>(blockIdx.y);
-  const ThreadPlace<kWarpsM> place(thread);
+  const ThreadPlace place(thread);
   wait_for_previous();
   const float4* const sums =
-      p.sums + (static_cast<std::int64_t>(blockIdx.x) * kSlots + 2 * i) * Tile::kThreads + thread;
-  const std::int64_t slab = static_cast<std::int64_t>(p.tiles) * kSlots * Tile::kThreads;
-  float4 a = sums[0], b = sums[Tile::kThreads];
+      p.sums + (static_cast<std::int64_t>(blockIdx.x) * kSlots + 2 * i) * kChainThreads + thread;
+  const std::int64_t slab = static_cast<std::int64_t>(p.tiles) * kSlots * kChainThreads;
+  float4 a = sums[0], b = sums[kChainThreads];
   for (int s = p.segments / p.splits; s < p.segments; ++s) {
     a = add4(a, sums[s * slab]);
-    b = add4(b, sums[s * slab + Tile::kThreads]);
+    b = add4(b, sums[s * slab + kChainThreads]);
   }
-  store_row<Tile>(p, place_of<Tile>(p, blockIdx.x), place, i, unswapped(a), unswapped(b));
+  store_row(p, place_of(p, blockIdx.x), place, i, unswapped(a), unswapped(b));
 }
 
 // In how many runs of segments K is cut, so that all multiprocessors have work. The time of a
@@ -555,21 +546,20 @@ int best_splits(unsigned tiles, int segments, int resident, std::size_t slab_byt
   return best;
 }
 
-template <Dtype kDtype, int kWarpsM, int kWarpsN, int kGroups>
+template <Dtype kDtype>
 void launch_chains(Context& context, const Product& product, int splits = 0) {
-  using Tile = ChainTile<kWarpsM, kWarpsN, kGroups>;
-  const auto kernel = chain_kernel<kDtype, kWarpsM, kWarpsN, kGroups>;
+  const auto kernel = chain_kernel<kDtype>;
   const int resident = context.multiprocessors *
                        context.blocks_per_multiprocessor(reinterpret_cast<const void*>(kernel),
-                                                         Tile::kThreads, Tile::kSharedBytes);
+                                                         kChainThreads, kChainBytes);
   ChainProduct p{};
   p.M = product.M, p.K = product.K, p.x = product.x;
   p.epilogue = product.epilogue, p.residual = product.residual;
   p.vector_rows = reinterpret_cast<std::uintptr_t>(p.residual) % 16 == 0;
   p.segments = static_cast<int>((product.K + kSegment - 1) / kSegment);
-  p.tiles_m = static_cast<unsigned>((product.M + Tile::kM - 1) / Tile::kM);
+  p.tiles_m = static_cast<unsigned>((product.M + kChainM - 1) / kChainM);
   const bool swiglu = product.epilogue == Epilogue::kSwiglu;
-  const int columns = swiglu ? Tile::kN / 2 : Tile::kN;
+  const int columns = swiglu ? kChainN / 2 : kChainN;
   for (int part = 0; part < product.part_count; ++part) {
     const ProductPart& from = product.parts[part];
     p.W[part] = from.W, p.N[part] = from.N, p.y[part] = from.y;
@@ -584,18 +574,17 @@ void launch_chains(Context& context, const Product& product, int splits = 0) {
   p.tiles = p.tiles_m * p.tiles_n;
   p.splits = splits != 0 ? splits
                          : best_splits(p.tiles, p.segments, resident,
-                                       kSlots * Tile::kThreads * sizeof(float4));
+                                       kSlots * kChainThreads * sizeof(float4));
   const unsigned units = p.tiles * static_cast<unsigned>(p.splits);
   const unsigned grid = std::min(units, static_cast<unsigned>(resident));
   const std::size_t slabs = p.splits > 1     ? static_cast<std::size_t>(p.segments) * p.tiles
                             : p.segments > 1 ? grid
                                              : 1;
-  const Scratch<float4> sums(context, slabs * kSlots * Tile::kThreads);
+  const Scratch<float4> sums(context, slabs * kSlots * kChainThreads);
   p.sums = sums.get();
-  launch_overlapping(context, kernel, dim3(grid), dim3(Tile::kThreads), Tile::kSharedBytes, p);
+  launch_overlapping(context, kernel, dim3(grid), dim3(kChainThreads), kChainBytes, p);
   if (p.splits > 1) {
-    launch_overlapping(context, finish_kernel<kWarpsM, kWarpsN, kGroups>, dim3(p.tiles, kThreadM),
-                       dim3(Tile::kThreads), 0, p);
+    launch_overlapping(context, finish_kernel, dim3(p.tiles, kThreadM), dim3(kChainThreads), 0, p);
   }
 }
 
@@ -877,13 +866,9 @@ void launch_sliced(Context& context, const Product& product) {
 
 // ---- The list ----
 
-// 128 rows of x and 256 columns of one part, or 128 of each of two: 8 warps.
-using PrefillTile = ChainTile<2, 4, 2>;
-
 bool chains_fit(const Context& context, const Product& product) {
   // Up to 64 rows a tile of sliced_kernel wastes less.
-  if (context.capability < 80 || PrefillTile::kSharedBytes > context.shared_limit ||
-      product.M <= 64) {
+  if (context.capability < 80 || kChainBytes > context.shared_limit || product.M <= 64) {
     return false;
   }
   // Tiles and splits are counted in 32 bits.
@@ -899,11 +884,11 @@ bool chains_fit(const Context& context, const Product& product) {
 void launch_chains(Context& context, const Product& product) {
   switch (product.dtype) {
     case Dtype::kBf16:
-      return launch_chains<Dtype::kBf16, 2, 4, 2>(context, product);
+      return launch_chains<Dtype::kBf16>(context, product);
     case Dtype::kFp16:
-      return launch_chains<Dtype::kFp16, 2, 4, 2>(context, product);
+      return launch_chains<Dtype::kFp16>(context, product);
     case Dtype::kFp32:
-      return launch_chains<Dtype::kFp32, 2, 4, 2>(context, product);
+      return launch_chains<Dtype::kFp32>(context, product);
   }
 }
 
@@ -916,16 +901,6 @@ constexpr ProductVariant kVariants[] = {
 
 std::span<const ProductVariant> prefill_variants() {
   return kVariants;
-}
-
-void matmul_prefill(Context& context, float* y, const float* x, Dtype dtype, const std::byte* W,
-                    std::int64_t N, std::int64_t K, std::int64_t M) {
-  Product product;
-  product.M = M, product.K = K, product.x = x, product.dtype = dtype;
-  product.parts[0] = {W, N, y};
-  for (const ProductVariant& variant : kVariants) {
-    if (variant.fits(context, product)) return variant.launch(context, product);
-  }
 }
 
 }  // namespace bitwitness::cuda

@@ -223,6 +223,15 @@ TEST(Engine, WhatIsNotFiniteIsNamed) {
           EXPECT_EQ(error.slot, std::string(fault.op) == "embedding" ? 1 : 0) << device;
         }
         EXPECT_EQ(leaves, 0u) << device << ": nothing of such a step is delivered";
+        if (!defer) continue;
+        // It is said first, whatever the next step's rows are.
+        Engine other(model.config(), weights, *backend,
+                     {.slots = 2, .capacity = 8, .defer_leaves = true});
+        other.step({&bad, 1}, observer);
+        StepRow beyond = bad;
+        beyond.position = 1;
+        beyond.token = static_cast<std::int32_t>(model.config().vocab_size);
+        EXPECT_THROW(other.step({&beyond, 1}, observer), NonFiniteError) << device;
       }
     }
   }

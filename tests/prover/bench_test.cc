@@ -149,7 +149,8 @@ TEST(BenchProgram, BadFlags) {
   expect_usage("--shape llama9", "llama3-8b, llama3-1b, small, tiny");
   expect_usage("--shape tiny --model x", "--model");
   expect_usage("--shape tiny --only nothing", "attention_decode");
-  expect_usage("--shape tiny --only qkv --rows 3", "nothing is left");
+  expect_usage("--shape tiny --only qkv --rows 3", "there are 1 8 64 512");
+  expect_usage("--shape tiny --only qkv decode --rows 64", "nothing of 'decode' is left");
   expect_usage("--shape tiny --rows 0", "--rows");
   expect_usage("--shape tiny --repeat 0", "--repeat");
   expect_usage("--shape tiny --device none", "none");

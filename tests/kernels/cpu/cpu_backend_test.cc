@@ -656,6 +656,10 @@ TEST_P(CpuBackendTest, Sample) {
       reference_.sample(want.data(), logits.data(), vocab, requests.data(), kM, {});
       backend->sample(got.data(), logits.data(), vocab, requests.data(), kM, {});
       EXPECT_EQ(got, want) << "vocab=" << vocab;
+      // Without a finite logit, some id.
+      std::fill(logits.begin(), logits.end(), std::numeric_limits<float>::quiet_NaN());
+      backend->sample(got.data(), logits.data(), vocab, requests.data(), kM, {});
+      for (const std::int32_t id : got) EXPECT_TRUE(id >= 0 && id < vocab) << "vocab=" << vocab;
     }
   }
 }
