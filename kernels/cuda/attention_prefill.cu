@@ -8,6 +8,7 @@
 // each other's barriers and copies.
 #include <algorithm>
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/attention.cuh"
 
 namespace bitwitness::cuda {
@@ -55,18 +56,6 @@ __device__ __forceinline__ void copy16(float* to, const float* from) {
   *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
 #endif
 }
-__device__ __forceinline__ void copies_issued() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int kLeft>
-__device__ __forceinline__ void copies_arrived() {  // all but the newest kLeft groups
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-#endif
-}
-
 // Rows [0, count) of kDim floats, `width` apart in memory and kStride in shared memory.
 template <int kDim, int kStride>
 __device__ __forceinline__ void copy_rows(float* to, const float* from, std::int64_t width,
@@ -77,7 +66,7 @@ __device__ __forceinline__ void copy_rows(float* to, const float* from, std::int
   for (int j = static_cast<int>(threadIdx.x) / kVectors; j < count; j += kRowsAtOnce) {
     copy16(to + j * kStride + column, from + j * width + column);
   }
-  copies_issued();
+  commit_copies();
 }
 
 __device__ __forceinline__ float component(const float4& v, int i) {
@@ -123,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const Arguments a)
     const int head = first_head + min(r % group_heads, heads - 1);
     copy16(query + r * kStride + i, a.attention.q + (m * a.attention.heads + head) * kDim + i);
   }
-  copies_issued();
+  commit_copies();
 
   for (std::int64_t m = tile_begin; m < tile_end;) {
     const std::int64_t run_begin = m;
@@ -158,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const Arguments a)
       const int begin = b * kPage;
       const int most = min(kPage, highest - begin + 1);  // keys of the page that any row sees
       copy_rows<kDim, kDim>(values, page_table[b] + value_offset, width, most);
-      copies_arrived<1>();
+      wait_for_copies<1>();
       __syncthreads();
 
       float score[kRowsPerThread][kKeysPerThread];
@@ -249,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const Arguments a)
           if (half == 0) factors[row] = make_float2(merge.running, merge.block);
         }
       }
-      copies_arrived<0>();
+      wait_for_copies<0>();
       __syncthreads();
 
       if (thread < kRows) {  // sums ascending; absent weights are +0, and no sum is -0

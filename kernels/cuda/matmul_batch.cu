@@ -10,6 +10,7 @@
 // Schedule.
 #include <algorithm>
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.cuh"
@@ -115,19 +116,6 @@ __device__ __forceinline__ void copy4(unsigned char* target, const void* source)
                : "memory");
 #else
   *reinterpret_cast<float*>(target) = __ldcg(static_cast<const float*>(source));
-#endif
-}
-
-__device__ __forceinline__ void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 #endif
 }
 

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.cuh"
@@ -85,19 +86,6 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const std::byte* fr
                : "memory");
 #endif
 }
-__device__ __forceinline__ void end_of_batch() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Until at most the kNewest latest batches of this thread are under way.
-template <int kNewest>
-__device__ __forceinline__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
-#endif
-}
-
 __device__ __forceinline__ uint4 load_shared(std::uint32_t from) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -333,7 +321,7 @@ __global__ void __launch_bounds__(kRowMaxThreads, 1)
       }
       stream.advance(a, kBatchSteps, task_step);
     }
-    end_of_batch();
+    commit_copies();
   };
 #pragma unroll 1
   for (int i = 0; i < kDepth; ++i) copy_batch(i);
@@ -561,7 +549,7 @@ __global__ void __launch_bounds__(segment_max_threads(kM), 1)
         stream.locate(a, begin, steps, end_task);
       }
     }
-    end_of_batch();
+    commit_copies();
   };
 #pragma unroll 1
   for (int i = 0; i < kDepth; ++i) copy_batch(i);

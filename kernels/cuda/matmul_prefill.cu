@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.cuh"
@@ -46,19 +47,6 @@ __device__ __forceinline__ void copy4(float* target, const float* source, bool v
                : "memory");
 #else
   *target = valid ? __ldg(source) : 0.0f;
-#endif
-}
-
-__device__ __forceinline__ void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 #endif
 }
 
