@@ -84,7 +84,7 @@ struct Engine::StepLayout {
   std::int64_t M, emitted;
   std::size_t slot, position, token, emit_index, emit_slot, emit_position, requests;
   std::size_t flag;  // the last input and the first output
-  std::size_t tokens, rows, key_values, logits, end;
+  std::size_t rows, key_values, logits, tokens, end;
 
   StepLayout(std::int64_t rows_of_step, std::int64_t emitted_rows, std::int64_t layers)
       : M(rows_of_step), emitted(emitted_rows) {
@@ -104,11 +104,10 @@ struct Engine::StepLayout {
     requests = take(emitted, sizeof(SampleRequest));
     at = align_up(at, sizeof(Digest));
     flag = take(1, sizeof(Digest));
-    tokens = take(emitted, sizeof(std::int32_t));
-    at = align_up(at, sizeof(Digest));
     rows = take((layers + 1) * M, sizeof(Digest));
     key_values = take(layers * M, sizeof(Digest));
     logits = take(emitted, sizeof(Digest));
+    tokens = take(emitted, sizeof(std::int32_t));
     end = at;
   }
   std::size_t inputs_end() const { return flag + sizeof(Digest); }
@@ -327,10 +326,8 @@ void Engine::step_chunk(std::span<const StepRow> rows, const StepObserver& obser
   }
   if (observer.on_leaves) {
     if (is_short) commit_short_step(step);
-    backend_.fetch_hashed(part<void>(lane.host_step, at.flag), part<void>(lane.step, at.flag),
-                          sizeof(Digest));
-    step.fetched = backend_.fetch_hashed(part<void>(lane.host_step, at.rows),
-                                         part<void>(lane.step, at.rows), at.end - at.rows);
+    step.fetched = backend_.fetch_hashed(part<void>(lane.host_step, at.flag),
+                                         part<void>(lane.step, at.flag), at.tokens - at.flag);
   } else {
     backend_.to_host(part<void>(lane.host_step, at.flag), part<void>(lane.step, at.flag),
                      sizeof(Digest));

@@ -26,9 +26,6 @@ class KvCache {
   void upload();
 
   LayerKv layer(std::int64_t l) const;
-  std::int64_t pages_in_use() const {
-    return static_cast<std::int64_t>(pages_.size() - free_.size());
-  }
 
   // Bytes of one page, of all layers, keys and values.
   static std::size_t page_bytes(const ModelConfig& config);

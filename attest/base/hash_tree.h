@@ -67,18 +67,7 @@ BW_HD constexpr std::uint32_t byte_swap(std::uint32_t x) {
   return (x >> 24) | ((x >> 8) & 0xff00U) | ((x << 8) & 0xff0000U) | (x << 24);
 }
 
-}  // namespace hash_tree_detail
-
-BW_HD inline DigestWords sha256_initial_state() {
-  // FIPS 180-4 §5.3.3: fractional parts of the square roots of the first eight primes.
-  return {{0x6a09e667U, 0xbb67ae85U, 0x3c6ef372U, 0xa54ff53aU, 0x510e527fU, 0x9b05688cU,
-           0x1f83d9abU, 0x5be0cd19U}};
-}
-
-// One FIPS 180-4 compression. `block` is the 64-byte message block as 16 big-endian words; it is
-// overwritten (message schedule).
-BW_HD inline void sha256_compress(DigestWords& state, std::uint32_t (&block)[16]) {
-  using hash_tree_detail::rotate_right;
+BW_HD constexpr std::uint32_t sha256_round_constant(int i) {
   // FIPS 180-4 §4.2.2: fractional parts of the cube roots of the first sixty-four primes.
   constexpr std::uint32_t kRound[64] = {
       0x428a2f98U, 0x71374491U, 0xb5c0fbcfU, 0xe9b5dba5U, 0x3956c25bU, 0x59f111f1U, 0x923f82a4U,
@@ -91,6 +80,22 @@ BW_HD inline void sha256_compress(DigestWords& state, std::uint32_t (&block)[16]
       0x1e376c08U, 0x2748774cU, 0x34b0bcb5U, 0x391c0cb3U, 0x4ed8aa4aU, 0x5b9cca4fU, 0x682e6ff3U,
       0x748f82eeU, 0x78a5636fU, 0x84c87814U, 0x8cc70208U, 0x90befffaU, 0xa4506cebU, 0xbef9a3f7U,
       0xc67178f2U};
+  return kRound[i];
+}
+
+}  // namespace hash_tree_detail
+
+BW_HD inline DigestWords sha256_initial_state() {
+  // FIPS 180-4 §5.3.3: fractional parts of the square roots of the first eight primes.
+  return {{0x6a09e667U, 0xbb67ae85U, 0x3c6ef372U, 0xa54ff53aU, 0x510e527fU, 0x9b05688cU,
+           0x1f83d9abU, 0x5be0cd19U}};
+}
+
+// One FIPS 180-4 compression. `block` is the 64-byte message block as 16 big-endian words; it is
+// overwritten (message schedule).
+BW_HD inline void sha256_compress(DigestWords& state, std::uint32_t (&block)[16]) {
+  using hash_tree_detail::rotate_right;
+  using hash_tree_detail::sha256_round_constant;
   std::uint32_t a = state.word[0], b = state.word[1], c = state.word[2], d = state.word[3];
   std::uint32_t e = state.word[4], f = state.word[5], g = state.word[6], h = state.word[7];
 #if defined(__CUDA_ARCH__)
@@ -106,7 +111,7 @@ BW_HD inline void sha256_compress(DigestWords& state, std::uint32_t (&block)[16]
       block[i & 15] = w;
     }
     const std::uint32_t t1 = h + (rotate_right(e, 6) ^ rotate_right(e, 11) ^ rotate_right(e, 25)) +
-                             ((e & f) ^ (~e & g)) + kRound[i] + w;
+                             ((e & f) ^ (~e & g)) + sha256_round_constant(i) + w;
     const std::uint32_t t2 = (rotate_right(a, 2) ^ rotate_right(a, 13) ^ rotate_right(a, 22)) +
                              ((a & b) ^ (a & c) ^ (b & c));
     h = g;

@@ -13,22 +13,10 @@ namespace {
 
 using hash_tree_detail::byte_swap;
 using hash_tree_detail::rotate_right;
+using hash_tree_detail::sha256_round_constant;
 
 constexpr int kChunksPerBlock = 32;
 constexpr int kChunkThreads = 2 * kChunksPerBlock;
-
-// FIPS 180-4 §4.2.2.
-__device__ constexpr std::uint32_t kRound[64] = {
-    0x428a2f98U, 0x71374491U, 0xb5c0fbcfU, 0xe9b5dba5U, 0x3956c25bU, 0x59f111f1U, 0x923f82a4U,
-    0xab1c5ed5U, 0xd807aa98U, 0x12835b01U, 0x243185beU, 0x550c7dc3U, 0x72be5d74U, 0x80deb1feU,
-    0x9bdc06a7U, 0xc19bf174U, 0xe49b69c1U, 0xefbe4786U, 0x0fc19dc6U, 0x240ca1ccU, 0x2de92c6fU,
-    0x4a7484aaU, 0x5cb0a9dcU, 0x76f988daU, 0x983e5152U, 0xa831c66dU, 0xb00327c8U, 0xbf597fc7U,
-    0xc6e00bf3U, 0xd5a79147U, 0x06ca6351U, 0x14292967U, 0x27b70a85U, 0x2e1b2138U, 0x4d2c6dfcU,
-    0x53380d13U, 0x650a7354U, 0x766a0abbU, 0x81c2c92eU, 0x92722c85U, 0xa2bfe8a1U, 0xa81a664bU,
-    0xc24b8b70U, 0xc76c51a3U, 0xd192e819U, 0xd6990624U, 0xf40e3585U, 0x106aa070U, 0x19a4c116U,
-    0x1e376c08U, 0x2748774cU, 0x34b0bcb5U, 0x391c0cb3U, 0x4ed8aa4aU, 0x5b9cca4fU, 0x682e6ff3U,
-    0x748f82eeU, 0x78a5636fU, 0x84c87814U, 0x8cc70208U, 0x90befffaU, 0xa4506cebU, 0xbef9a3f7U,
-    0xc67178f2U};
 
 // Rows first_row .. of one HashRows, as part of a launch.
 struct Part {
@@ -148,7 +136,7 @@ __device__ __forceinline__ void expand(std::uint32_t (&w)[16],
       w[i & 15] += (rotate_right(w15, 7) ^ rotate_right(w15, 18) ^ (w15 >> 3)) + w[(i + 9) & 15] +
                    (rotate_right(w2, 17) ^ rotate_right(w2, 19) ^ (w2 >> 10));
     }
-    out[i][lane] = w[i & 15] + kRound[i];
+    out[i][lane] = w[i & 15] + sha256_round_constant(i);
   }
 }
 
